@@ -1,0 +1,55 @@
+"""Data sets, whole in memory as uint8 tensors: shipped digits, CIFAR-10, and a user's own image folders."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from paam.data.cifar10 import load_cifar10
+from paam.data.dataset import Dataset, Split, check_share, hold_out
+from paam.data.digits import load_digits
+from paam.data.folder import load_folder
+from paam.errors import DataError, RecipeError, nearest
+
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "Split",
+    "hold_out",
+    "load_cifar10",
+    "load_data",
+    "load_digits",
+    "load_folder",
+]
+
+DATASETS = ("digits", "cifar10", "folder")
+
+
+def load_data(
+    name: str,
+    *,
+    directory: str | Path | None = None,
+    image_size: int | None = None,
+    holdout: float = 0.0,
+    seed: int = 0,
+) -> Dataset:
+    """Load a data set by name and hold out a share of its training images.
+
+    directory is where "cifar10" and "folder" lie; "digits" is shipped and ignores it. image_size (pixels) is
+    required by "folder", and for the others is None or their own size. holdout is a share of the train set,
+    0 <= holdout < 1; seed chooses which images are held out, and the test set where a folder has none.
+    """
+    if name not in DATASETS:
+        raise RecipeError(f"Unknown dataset '{name}'.{nearest(name, DATASETS)}")
+    check_share(holdout)
+    try:
+        if name == "digits":
+            dataset = load_digits(image_size)
+        elif name == "cifar10":
+            dataset = load_cifar10(directory, image_size)
+        else:
+            dataset = load_folder(directory, image_size, seed)
+    except OSError as error:
+        raise DataError(f"Cannot read {error.filename}: {error.strerror}.") from error
+    train, held = hold_out(dataset.train, holdout, seed)
+    return replace(dataset, train=train, holdout=held)

@@ -1,0 +1,86 @@
+"""What every loader returns, and the one way images are set aside from the training set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paam.errors import RecipeError
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def check_share(share: float) -> None:
+    """Raise RecipeError unless 0 <= share < 1 (NaN fails too)."""
+    if not 0 <= share < 1:
+        raise RecipeError(
+            f"holdout is {share}, but must be at least 0 and less than 1: a share of the train set."
+        )
+
+
+def check_native_size(name: str, image_size: int | None, native: int) -> None:
+    """Raise RecipeError unless image_size (pixels) is None or the only size that the data set comes in."""
+    if image_size is not None and image_size != native:
+        raise RecipeError(
+            f"image_size is {image_size}, but the images of '{name}' are {native} x {native}: leave it out."
+        )
+
+
+def stratified_mask(labels: Tensor, share: float, seed: int) -> Tensor:
+    """Draw a share of each class: bool [N], True where drawn, for labels int64 [N].
+
+    Of n > 1 images of a class, round(share * n) are drawn, but at least one, and one at least stays.
+    A single image of a class stays. The draw depends on labels, share and seed, and on no global state.
+    """
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    by_class = shuffled[torch.argsort(labels[shuffled], stable=True)]
+    counts = torch.bincount(labels)
+    wanted = torch.round(counts.double() * share).long().clamp(min=1).minimum((counts - 1).clamp(min=0))
+    first = torch.cumsum(counts, 0) - counts
+    place_in_class = torch.arange(len(labels)) - first.repeat_interleave(counts)
+    mask = torch.zeros(len(labels), dtype=torch.bool)
+    mask[by_class[place_in_class < wanted.repeat_interleave(counts)]] = True
+    return mask
+
+
+def hold_out(train: Split, share: float, seed: int) -> tuple[Split, Split | None]:
+    """Split train into (what is left, what is held out), class by class; share 0 holds out nothing (None).
+
+    Both parts keep the order of train. The same labels, share and seed always give the same parts.
+    """
+    check_share(share)
+    if share == 0:
+        return train, None
+    held = stratified_mask(train.labels, share, seed)
+    if not held.any():
+        raise RecipeError(
+            f"holdout is {share}, but no class of the train set has a second image: set holdout to 0."
+        )
+    kept = ~held
+    return Split(train.images[kept], train.labels[kept]), Split(train.images[held], train.labels[held])
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """images: uint8 [N, C, H, W], 0..255; labels: int64 [N], positions in Dataset.classes."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A whole data set in memory. mean and std: one per channel, in units of pixel / 255."""
+
+    train: Split
+    holdout: Split | None
+    test: Split
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]

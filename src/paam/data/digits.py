@@ -1,0 +1,47 @@
+"""The 1,797 handwritten digits that are shipped inside the package, so that something real runs offline.
+
+Source: "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, E. Alpaydin and
+C. Kaynak, licensed under CC BY 4.0. These are the 1,797 images of its test part, unchanged.
+
+`digits.npz` holds `images` uint8 [1797, 8, 8] (values 0..16) and `labels` uint8 [1797] in the order of the
+source, and `test` int16 [500], the ascending positions of the test images. Those were drawn once, in
+proportion to the classes (48 to 51 of each); being stored, they never change. The rest is to train on.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import numpy as np
+import torch
+
+from paam.data.dataset import Dataset, Split, check_native_size
+
+
+def load_digits(image_size: int | None = None) -> Dataset:
+    """Train uint8 [1297, 1, 8, 8], test uint8 [500, 1, 8, 8]; no holdout.
+
+    A stored value v in 0..16 becomes v * 255 // 16, so that 0 stays 0 and 16 becomes 255.
+    mean and std are those of the 1,297 training images.
+    """
+    check_native_size("digits", image_size, native=8)
+    with (
+        resources.files("paam.data").joinpath("digits.npz").open("rb") as file,
+        np.load(file, allow_pickle=False) as stored,
+    ):
+        values, labels, test_places = stored["images"], stored["labels"], stored["test"]
+    # uint16, because 16 * 255 does not fit into the stored uint8
+    images = torch.from_numpy((values.astype(np.uint16) * 255 // 16).astype(np.uint8)).unsqueeze(1)
+    targets = torch.from_numpy(labels.astype(np.int64))
+    in_test = torch.zeros(len(targets), dtype=torch.bool)
+    in_test[torch.from_numpy(test_places.astype(np.int64))] = True
+    train = Split(images[~in_test], targets[~in_test])
+    fractions = train.images.double() / 255
+    return Dataset(
+        train=train,
+        holdout=None,
+        test=Split(images[in_test], targets[in_test]),
+        classes=tuple("0123456789"),
+        mean=(fractions.mean().item(),),
+        std=(fractions.std(correction=0).item(),),
+    )

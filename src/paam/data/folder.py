@@ -1,0 +1,176 @@
+"""A user's own images: one folder per class, decoded once into memory as RGB squares.
+
+Either `DIR/train/<class>/*` with `DIR/test/<class>/*` (or `val` in its place), or `DIR/<class>/*`, of which
+20 % of each class, chosen by the seed, become the test set. Names are sorted, so the order never depends on
+the file system. Hidden files and files that are no images by their extension are ignored.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from paam.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Dataset, Split, stratified_mask
+from paam.errors import DataError, RecipeError
+
+EXTENSIONS = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff"))
+# Pillow decides by content; naming the decoders keeps, say, PostScript in a .png away from its interpreter
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")
+MAX_PIXELS = 50_000_000
+MAX_BYTES = 8 * 2**30
+TEST_SHARE = 0.2
+
+# (file, position of its class)
+Entry = tuple[Path, int]
+
+
+def load_folder(directory: str | Path | None, image_size: int | None, seed: int = 0) -> Dataset:
+    """Train and test uint8 [N, 3, image_size, image_size] in sorted order; no holdout; ImageNet mean and std.
+
+    Each image is converted to RGB (transparency is dropped, 16-bit grey divided by 256, EXIF rotation left
+    alone), scaled so that its shorter side is image_size pixels, and cropped around its centre.
+    """
+    if directory is None:
+        raise DataError(
+            "The dataset 'folder' needs a directory with one folder per class: name it with --data DIR."
+        )
+    if image_size is None or image_size < 1:
+        raise RecipeError(
+            f"image_size is {image_size}, but the dataset 'folder' needs one: the side, in pixels, of the "
+            "squares that the network sees, such as 64."
+        )
+    root = Path(directory)
+    if not root.is_dir():
+        raise DataError(
+            f"There is no directory {root}. Name one that has a folder per class with --data DIR."
+        )
+    classes, train, test = _list_both(root, seed)
+    count = len(train) + len(test)
+    needed = count * 3 * image_size**2
+    if needed > MAX_BYTES:
+        largest = math.isqrt(MAX_BYTES // (3 * count))
+        raise DataError(
+            f"The {count:,} images of {root} would take {needed / 2**30:.1f} GiB at image_size "
+            f"{image_size}, over the limit of {MAX_BYTES // 2**30} GiB. Set image_size to {largest} or less."
+        )
+    return Dataset(
+        train=_decode_all(train, image_size),
+        holdout=None,
+        test=_decode_all(test, image_size),
+        classes=classes,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    )
+
+
+def _list_both(root: Path, seed: int) -> tuple[tuple[str, ...], list[Entry], list[Entry]]:
+    """Class names, training files and test files of either layout."""
+    # a folder `train` without folders inside is the class of the trains, not half of a data set
+    if not _folders(root / "train"):
+        classes, entries = _list_classes(root)
+        labels = torch.tensor([label for _, label in entries])
+        for name, count in zip(classes, torch.bincount(labels).tolist(), strict=True):
+            if count < 2:
+                raise DataError(
+                    f"{root / name} holds a single image, but needs one to train on and one to test with. "
+                    "Add images, or lay them out as train/<class> and test/<class>."
+                )
+        in_test = stratified_mask(labels, TEST_SHARE, seed).tolist()
+        train = [entry for entry, drawn in zip(entries, in_test, strict=True) if not drawn]
+        return classes, train, [entry for entry, drawn in zip(entries, in_test, strict=True) if drawn]
+    test_root = root / "test" if (root / "test").is_dir() else root / "val"
+    if not test_root.is_dir():
+        raise DataError(
+            f"{root} has a folder train, but neither test nor val. Add one with the same class folders."
+        )
+    classes, train = _list_classes(root / "train")
+    test_classes, test = _list_classes(test_root)
+    if classes != test_classes:
+        differing = ", ".join(sorted(set(classes) ^ set(test_classes)))
+        raise DataError(
+            f"The class folders of {root / 'train'} and {test_root} differ: only one of them has {differing}."
+        )
+    return classes, train, test
+
+
+def _list_classes(root: Path) -> tuple[tuple[str, ...], list[Entry]]:
+    """Sorted class names, and the image files of all classes, sorted within each."""
+    folders = _folders(root)
+    if len(folders) < 2:
+        raise DataError(f"{root} has {len(folders)} class folders, but at least two are needed.")
+    entries: list[Entry] = []
+    for label, folder in enumerate(folders):
+        files = sorted(
+            path
+            for path in folder.iterdir()
+            if path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and path.is_file()
+        )
+        if not files:
+            raise DataError(
+                f"The class folder {folder} holds no image: add some or remove it. "
+                f"Images are {' '.join(sorted(EXTENSIONS))}."
+            )
+        entries.extend((path, label) for path in files)
+    return tuple(folder.name for folder in folders), entries
+
+
+def _folders(root: Path) -> list[Path]:
+    """The visible folders in root, sorted; none where root itself is not there."""
+    if not root.is_dir():
+        return []
+    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _decode_all(entries: list[Entry], side: int) -> Split:
+    """Decode into one block, in threads because Pillow lets them run side by side; errors come in order."""
+    images = np.empty((len(entries), 3, side, side), dtype=np.uint8)
+
+    def fill(place: int) -> None:
+        images[place] = _decode(entries[place][0], side)
+
+    # Pillow warns about odd metadata and large headers; what matters is refused in _decode
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        warnings.simplefilter("ignore")
+        for _ in pool.map(fill, range(len(entries))):
+            pass
+    return Split(torch.from_numpy(images), torch.tensor([label for _, label in entries]))
+
+
+def _decode(path: Path, side: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """One image file as uint8 [3, side, side]."""
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            width, height = image.size
+            if width * height <= MAX_PIXELS:
+                short = min(width, height)
+                left, top = (width - short) // 2, (height - short) // 2
+                # scaling the centre square alone: a strip of 1 x 50,000,000 would grow beyond all memory
+                square = _to_rgb(image).resize(
+                    (side, side), Image.Resampling.BILINEAR, box=(left, top, left + short, top + short)
+                )
+                return np.asarray(square).transpose(2, 0, 1)
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{path} claims too many pixels ({error}). Scale it down or remove it.") from error
+    # damaged files make Pillow's decoders raise nearly anything, SyntaxError and struct.error included
+    except Exception as error:
+        raise DataError(f"{path} cannot be read as an image ({error}). Replace or remove it.") from error
+    raise DataError(
+        f"{path} claims {width:,} x {height:,} pixels, over the limit of {MAX_PIXELS:,}. Scale it down "
+        "or remove it."
+    )
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """8-bit RGB without Pillow's clipping of deep grey levels."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        return Image.fromarray((np.asarray(image) // 256).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        raise ValueError(f"its pixels are of Pillow's mode {image.mode}, which has no defined range")
+    return image.convert("RGB")

@@ -1,0 +1,50 @@
+"""One root error and a handful of kinds. Every message says what is wrong, where, and what to do next.
+
+The command line turns each of them into one sentence on standard error and exit code 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PaamError(Exception):
+    """Root of everything paam raises on purpose."""
+
+
+class RecipeError(PaamError):
+    """A recipe, a key in it, or a value is unknown, of the wrong type, or out of range."""
+
+
+class DataError(PaamError):
+    """A data file is missing, damaged, or not what it should be."""
+
+
+class GraphError(PaamError):
+    """A model cannot be traced, or holds an operation that no channel rule covers."""
+
+
+class TargetError(PaamError):
+    """A pruning target cannot be reached, or is contradictory."""
+
+
+class ArtifactError(PaamError):
+    """A plan, a weight file or a run directory is missing, damaged, foreign, or in the way."""
+
+
+class DeviceError(PaamError):
+    """The requested device is not there."""
+
+
+class DivergedError(PaamError):
+    """Training produced a loss that is not finite."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint such as " Did you mean 'kq'?" for a mistyped name, or the list of what there is."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f" Did you mean '{close[0]}'?"
+    return f" Known: {', '.join(known)}."

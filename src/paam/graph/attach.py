@@ -1,0 +1,203 @@
+"""Where gates go: groups of filters, and the gated network.
+
+A group starts at a convolution or linear layer and follows its channels as long as they go one way: through batch norm,
+activations, depthwise convolutions and, at the placement "sum", through the residual addition. Its gate stands at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import fx, nn
+
+from paam.gates import Gate, apply_gate
+from paam.graph.flows import Add, Mix, Pass
+from paam.graph.rules import BATCH_NORMS, Op
+from paam.graph.trace import Shape, Traced, positions
+
+Placement = Literal["sum", "branch"]
+Streams = Literal["independent", "tied"]
+
+GATES = "gates"
+"""Where gates live in a gated network."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Filters that live and die together: filter i of every layer in ``layers`` is channel i at every site.
+
+    ``layers``: layers whose filters are scored. ``norms``: per-channel layers between them and the gate. ``sites``: nodes
+    behind which the gate multiplies. ``area``: values per channel and sample. ``least``: how many filters must stay.
+    ``stream``: they write into a residual stream.
+    """
+
+    name: str
+    width: int
+    layers: tuple[str, ...]
+    norms: tuple[str, ...]
+    sites: tuple[str, ...]
+    area: int
+    least: int
+    stream: bool
+
+
+@dataclass(frozen=True)
+class _Chain:
+    layers: tuple[Op, ...]
+    norms: tuple[Op, ...]
+    site: fx.Node
+
+
+def find_groups(
+    traced: Traced, ops: Sequence[Op], *, placement: Placement = "sum", streams: Streams = "independent"
+) -> tuple[Group, ...]:
+    """All groups of the network in the order of execution."""
+    by_node = {op.node: op for op in ops}
+    root_of = _streams(ops)
+    added = {root_of(op.node) for op in ops if isinstance(op.flow, Add)}
+    chains: dict[fx.Node, list[_Chain]] = {}
+    for op in ops:
+        if isinstance(op.flow, Mix) and not op.flow.depthwise:
+            chain = _follow(op, by_node, traced.shapes, placement)
+            # The network's answer is left alone: its width is not ours to choose.
+            if not any(user.op == "output" for user in chain.site.users):
+                key = root_of(chain.site) if streams == "tied" else chain.site
+                chains.setdefault(key, []).append(chain)
+    required = _required(ops, {chain.site for members in chains.values() for chain in members})
+    groups = []
+    for members in chains.values():
+        first = members[0].layers[0]
+        norms = dict.fromkeys(str(op.node.target) for chain in members for op in chain.norms)
+        groups.append(
+            Group(
+                name=str(first.node.target),
+                width=traced.shapes[first.name][first.axis],
+                layers=tuple(str(op.node.target) for chain in members for op in chain.layers),
+                norms=tuple(norms),
+                sites=tuple(dict.fromkeys(chain.site.name for chain in members)),
+                area=positions(traced.shapes[first.name], first.axis),
+                least=int(any(chain.site in required for chain in members)),
+                stream=root_of(members[0].site) in added,
+            )
+        )
+    return tuple(groups)
+
+
+def _follow(op: Op, by_node: Mapping[fx.Node, Op], shapes: Mapping[str, Shape], placement: Placement) -> _Chain:
+    layers, norms, site = [op], [], op.node
+    while len(site.users) == 1:
+        user = by_node.get(next(iter(site.users)))
+        if user is None or user.node.op == "output":
+            break
+        if isinstance(user.flow, Mix) and user.flow.depthwise:
+            layers.append(user)
+        elif isinstance(user.module, BATCH_NORMS):
+            norms.append(user)
+        elif isinstance(user.flow, Pass):
+            if shapes[user.name] != shapes[site.name]:
+                break
+        elif not (isinstance(user.flow, Add) and placement == "sum"):
+            break
+        site = user.node
+    return _Chain(tuple(layers), tuple(norms), site)
+
+
+def _streams(ops: Sequence[Op]) -> Callable[[fx.Node], fx.Node]:
+    """Which values share their channels one to one: a function to one representative node of each such set."""
+    parent: dict[fx.Node, fx.Node] = {op.node: op.node for op in ops}
+
+    def root(node: fx.Node) -> fx.Node:
+        while parent[node] is not node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    for op in ops:
+        if isinstance(op.flow, Pass | Add) or (isinstance(op.flow, Mix) and op.flow.depthwise):
+            for source in op.inputs:
+                parent[root(source)] = root(op.node)
+    return root
+
+
+def _required(ops: Sequence[Op], sites: set[fx.Node]) -> set[fx.Node]:
+    """Sites that must keep a channel, or the output would no longer depend on the input.
+
+    These are the sites that every path passes, and those in a stretch between two such points where no path is free of
+    gates. In topological order, a node is on every path exactly when no edge leaps over it.
+    """
+    order = {op.node: place for place, op in enumerate(ops)}
+    readers: dict[fx.Node, list[fx.Node]] = {op.node: [] for op in ops}
+    for op in ops:
+        for source in op.inputs:
+            readers[source].append(op.node)
+    required: set[fx.Node] = set()
+    reach = 0
+    stretch: list[fx.Node] = []  # nodes since the last one that every path passes
+    free: set[fx.Node] = set()  # those reached from it without passing a gate
+    for op in ops:
+        node = op.node
+        if order[node] >= reach:  # no edge leaps over it
+            if stretch and node not in free:
+                required |= sites.intersection(stretch)
+            required |= sites & {node}
+            stretch, free = [], {node}
+        else:
+            stretch.append(node)
+            if node in sites:
+                free.discard(node)
+        if node in free:
+            free.update(readers[node])
+        reach = max([reach, *(order[reader] for reader in readers[node])])
+    return required
+
+
+class GatedModel(fx.GraphModule):
+    """The traced network with gates in it. While ``norms_frozen``, ``train()`` leaves batch norms in evaluation mode."""
+
+    norms_frozen = False
+
+    def train(self, mode: bool = True) -> GatedModel:
+        super().train(mode)
+        if self.norms_frozen:
+            for module in self.modules():
+                if isinstance(module, BATCH_NORMS):
+                    module.training = False
+        return self
+
+
+def attach(
+    traced: Traced, ops: Sequence[Op], groups: Sequence[Group], make_gate: Callable[[list[nn.Parameter]], Gate]
+) -> tuple[GatedModel, dict[str, Gate]]:
+    """The network with one gate per group. It shares its layers with the traced model. Gates by group name."""
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    graph.output(graph.graph_copy(traced.module.graph, copied))
+    nodes = {original.name: node for original, node in copied.items()}
+    axes = {op.name: op.axis for op in ops}
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    gates: dict[str, Gate] = {}
+    holder = nn.Module()
+    for number, group in enumerate(groups):
+        weights = [traced.model.get_parameter(f"{layer}.weight") for layer in group.layers]
+        gates[group.name] = make_gate(weights)
+        holder.add_module(str(number), gates[group.name])
+        with graph.inserting_before(first):
+            gate = graph.call_module(f"{GATES}.{number}")
+        for site in group.sites:
+            value = nodes[site]
+            with graph.inserting_after(value):
+                gated = graph.call_function(apply_gate, (value, gate, axes[site]))
+            value.replace_all_uses_with(gated, delete_user_cb=lambda user, gated=gated: user is not gated)
+    root = nn.Module()
+    for name, child in traced.model.named_children():
+        root.add_module(name, child)
+    for name, parameter in traced.model.named_parameters(recurse=False):
+        root.register_parameter(name, parameter)
+    for name, buffer in traced.model.named_buffers(recurse=False):
+        root.register_buffer(name, buffer)
+    root.add_module(GATES, holder)
+    gated_model = GatedModel(root, graph, f"Gated{type(traced.model).__name__}")
+    gated_model.train(traced.model.training)
+    return gated_model, gates

@@ -1,0 +1,229 @@
+"""Kept filters -> the smaller network, which computes what the gated one computes with binary gates.
+
+Layers shrink to the channels that remain. Where neighbours hold different channels a ChannelMap stands between them. What
+a removed channel contributed as a constant is read off the gated network itself, run once on the example input, and is
+carried by the next bias. A network that needs no map keeps its class; otherwise it becomes an fx.GraphModule whose layers
+keep their names.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from paam.errors import GraphError
+from paam.gates import apply_gate
+from paam.graph.channel_map import ChannelMap, NoChannels, OnesChannel
+from paam.graph.flows import CONST, Add, Concat, Layout, Mix, Route
+from paam.graph.rules import BATCH_NORMS, Op
+from paam.graph.solve import Masks, Settled, Solution, solve
+from paam.graph.trace import Traced, evaluating
+
+MAPS = "channel_maps"
+"""Where the index maps of a compacted network live."""
+
+Values = dict[str, Tensor]
+"""Node name -> the value of each channel that is constant, shape [width]; other entries mean nothing."""
+
+
+def compact(traced: Traced, ops: Sequence[Op], masks: Masks) -> nn.Module:
+    """A smaller copy of the traced model, with its weights; the model itself is not changed."""
+    solution = solve(ops, masks)
+    axes = {op.node: op.axis for op in ops}
+    builder = _Builder(traced, axes, _observe_constants(traced, solution, masks))
+    for step in solution.settled:
+        builder.place(step)
+    return builder.finish()
+
+
+class _Builder:
+    """Edits a copy of the graph, and a copy of the model's layers, one operation after the other."""
+
+    def __init__(self, traced: Traced, axes: dict[fx.Node, int], values: Values) -> None:
+        self.values = values
+        self.root = copy.deepcopy(traced.model)
+        self.name = type(traced.model).__name__
+        self.graph = fx.Graph()
+        self.nodes: dict[fx.Node, fx.Node] = {}
+        self.graph.output(self.graph.graph_copy(traced.module.graph, self.nodes))
+        self.output = next(iter(reversed(self.graph.nodes)))
+        self.device = traced.examples[0].device
+        self.axes = axes
+        self.shapes = traced.shapes
+        self.maps = nn.Module()
+        self.gone: set[fx.Node] = set()
+        self.rewired = False
+
+    def place(self, step: Settled) -> None:
+        op = step.op
+        node = self.output if op.node.op == "output" else self.nodes[op.node]
+        if not len(step.out):
+            self.gone.add(node)
+            self.rewired = True
+        elif isinstance(op.flow, Add):
+            self._place_add(step, node)
+        elif isinstance(op.flow, Route) and len(step.wanted[0]) < op.flow.width:
+            self._replace(op, self._mapped(step, 0, node))
+        else:
+            for position, source in enumerate(op.inputs):
+                old = self.nodes[source]
+                if old in self.gone and isinstance(op.flow, Concat):
+                    parts = [part for part in node.args[0] if part is not old]  # type: ignore[union-attr]
+                    node.args = (parts, *node.args[1:])
+                    continue
+                if (new := self._mapped(step, position, node)) is not old:
+                    node.replace_input_with(old, new)
+            if isinstance(op.flow, Mix):
+                self._shrink_mix(step, op.flow, node)
+            elif isinstance(op.module, BATCH_NORMS):
+                _shrink_batch_norm(self.root.get_submodule(str(op.node.target)), step.out)
+
+    def finish(self) -> nn.Module:
+        if not self.rewired:
+            return self.root
+        self.root.add_module(MAPS, self.maps)
+        small = fx.GraphModule(self.root, self.graph, self.name)
+        small.graph.eliminate_dead_code()
+        if left := self.gone.intersection(small.graph.nodes):
+            raise GraphError(f"'{left.pop().name}' lost all its channels, but something still reads its shape.")
+        small.delete_all_unused_submodules()
+        small.recompile()
+        return small.train(self.root.training)
+
+    def _mapped(self, step: Settled, position: int, before: fx.Node) -> fx.Node:
+        """The node that provides input ``position`` with the channels it must hold."""
+        source = step.op.inputs[position]
+        index, constants = step.maps[position], step.constants[position]
+        if index is None:
+            return self._source(source, before)
+        offset = None
+        if len(constants):
+            offset = _spread(self.values[source.name], constants, step.wanted[position])
+        channel_map = ChannelMap(index.tolist(), self.axes[source], offset)
+        return self._insert(channel_map, self._source(source, before), before)
+
+    def _place_add(self, step: Settled, node: fx.Node) -> None:
+        offset: Tensor | None = None
+        for source, constants in zip(step.op.inputs, step.constants, strict=True):
+            if len(constants):
+                part = _spread(self.values[source.name], constants, step.out)
+                offset = part if offset is None else offset + part
+        operands = []
+        for source, index in zip(step.op.inputs, step.maps, strict=True):
+            if index is not None and (index < 0).all():
+                continue
+            new = self.nodes[source]
+            if index is not None or offset is not None:
+                places = np.arange(len(step.out)) if index is None else index
+                new = self._insert(ChannelMap(places.tolist(), step.op.axis, offset), new, node)
+                offset = None  # the sum carries it once
+            operands.append(new)
+        if len(operands) == 1:
+            self._replace(step.op, operands[0])
+        else:
+            node.args = tuple(operands)
+
+    def _source(self, original: fx.Node, before: fx.Node) -> fx.Node:
+        """The tensor that now stands for a value; an empty one of the right shape where nothing of it is left."""
+        if (node := self.nodes[original]) not in self.gone:
+            return node
+        blank = NoChannels(self.shapes[original.name], self.axes[original])
+        return self._insert(blank, next(iter(self.graph.nodes)), before)
+
+    def _shrink_mix(self, step: Settled, flow: Mix, node: fx.Node) -> None:
+        layer = self.root.get_submodule(str(node.target))
+        rows, columns = torch.from_numpy(step.out), torch.from_numpy(step.wanted[0])
+        whole: Tensor = layer.weight.detach()
+        weight = whole[rows] if flow.depthwise else whole[rows][:, columns]
+        bias = None if layer.bias is None else layer.bias.detach()[rows]
+        if step.folded:
+            values = self.values[step.op.inputs[0].name].double().clone()
+            values[columns] = 0
+            # What the constant inputs add to each output, per kernel position: [rows, 1, ...].
+            constant = torch.einsum("oc...,c->o...", whole[rows].double(), values).unsqueeze(1)
+            if flow.padded:
+                weight = torch.cat([weight, constant.to(weight.dtype)], 1)
+                node.replace_input_with(node.args[0], self._insert(OnesChannel(step.op.axis), node.args[0], node))  # type: ignore[arg-type]
+            else:
+                shift = constant.flatten(1).sum(1).to(weight.dtype)
+                bias = shift if bias is None else bias + shift
+        _set_mix(layer, weight, bias, flow.depthwise)
+
+    def _insert(self, layer: nn.Module, source: fx.Node, before: fx.Node) -> fx.Node:
+        name = before.name if before.name not in self.maps._modules else f"{before.name}_{len(self.maps._modules)}"
+        self.maps.add_module(name, layer.to(self.device))
+        self.rewired = True
+        with self.graph.inserting_before(before):
+            return self.graph.call_module(f"{MAPS}.{name}", (source,))
+
+    def _replace(self, op: Op, by: fx.Node) -> None:
+        self.nodes[op.node].replace_all_uses_with(by)
+        self.nodes[op.node] = by
+        self.rewired = True
+
+
+def _spread(values: Tensor, constants: Layout, layout: Layout) -> Tensor:
+    """The constants of ``constants`` at their places in ``layout``, zero elsewhere."""
+    chosen = torch.from_numpy(np.isin(layout, constants)).to(values.device)
+    return torch.where(chosen, values[torch.from_numpy(layout)], 0)
+
+
+def _set_mix(layer: Any, weight: Tensor, bias: Tensor | None, depthwise: bool) -> None:
+    needs_grad = layer.weight.requires_grad
+    layer.weight = nn.Parameter(weight.contiguous(), needs_grad)
+    layer.bias = None if bias is None else nn.Parameter(bias, needs_grad)
+    if isinstance(layer, nn.Linear):
+        layer.out_features, layer.in_features = weight.shape
+    else:
+        layer.out_channels = weight.shape[0]
+        layer.in_channels = weight.shape[0] if depthwise else weight.shape[1]
+        layer.groups = weight.shape[0] if depthwise else 1
+
+
+def _shrink_batch_norm(norm: Any, layout: Layout) -> None:
+    rows = torch.from_numpy(layout)
+    norm.num_features = len(layout)
+    for name, value in (*norm.named_parameters(), *norm.named_buffers()):
+        if value.dim():
+            kept = value.detach()[rows]
+            is_parameter = isinstance(value, nn.Parameter)
+            setattr(norm, name, nn.Parameter(kept, value.requires_grad) if is_parameter else kept)
+
+
+class _Observer(fx.Interpreter):
+    """Runs the network with its gates closed and reads the constant channels off every value that has some."""
+
+    def __init__(self, traced: Traced, solution: Solution, masks: Masks) -> None:
+        super().__init__(traced.module)
+        self.axes = {step.op.name: step.op.axis for step in solution.settled}
+        self.states = solution.states
+        self.masks = masks
+        self.values: Values = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.name in self.masks:
+            gate = torch.from_numpy(self.masks[n.name]).to(value.device)
+            value = apply_gate(value, gate, self.axes[n.name])
+        constant = self.states.get(n.name, np.zeros(0)) == CONST
+        if constant.any():
+            rows = value.detach().movedim(self.axes[n.name], -1).flatten(0, -2)
+            self.values[n.name] = rows[0].clone()
+            seen = rows[:, torch.from_numpy(constant)].double()
+            if not torch.allclose(seen, seen[:1].expand_as(seen), rtol=1e-5, atol=1e-6):
+                raise GraphError(f"The channel rule of '{n.name}' is wrong: a channel it calls constant varies.")
+        return value
+
+
+def _observe_constants(traced: Traced, solution: Solution, masks: Masks) -> Values:
+    if not any(step.folded or any(map(len, step.constants)) for step in solution.settled):
+        return {}
+    observer = _Observer(traced, solution, masks)
+    with evaluating(traced.model), torch.no_grad():
+        observer.run(*traced.examples)
+    return observer.values

@@ -1,0 +1,213 @@
+"""The few ways in which channels travel through an operation.
+
+Every value in the graph has a channel axis, and every channel on it a state:
+
+  LIVE   it depends on the input
+  ZERO   it is 0 for every input, everywhere: a closed gate and what follows from it
+  CONST  it is one number for every input, everywhere: a batch norm's offset of a closed channel, say
+
+A flow answers three questions about one operation. ``forward``: the states of its output, given those of its inputs.
+``backward``: which channels of each input it needs, given which of its output are needed. ``layout``: which channels each
+input must physically hold, and which the output then holds. States and needs follow from the graph and the plan alone,
+never from weights, so a plan gives the same small network on any copy of the model.
+
+States are int8 arrays, needs are bool arrays, layouts are int64 arrays of original channel numbers in ascending order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+States = NDArray[np.int8]
+Needs = NDArray[np.bool_]
+Layout = NDArray[np.int64]
+
+LIVE, ZERO, CONST = np.int8(0), np.int8(1), np.int8(2)
+
+
+class Flow(Protocol):
+    """What a channel rule says about one operation."""
+
+    def forward(self, inputs: list[States]) -> States: ...
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]: ...
+
+    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
+        """``wanted``: output channels that are needed and LIVE. Returns the input layouts to provide, and the output's."""
+        ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """A graph input: whole, whatever is needed of it."""
+
+    width: int
+
+    def forward(self, inputs: list[States]) -> States:
+        return np.full(self.width, LIVE)
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        return []
+
+    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
+        return [], np.arange(self.width)
+
+
+@dataclass(frozen=True)
+class Sink:
+    """A graph output: whole, with its constants filled in."""
+
+    width: int
+
+    def forward(self, inputs: list[States]) -> States:
+        return inputs[0]
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        return [np.ones(self.width, dtype=bool)]
+
+    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
+        whole = np.arange(self.width)
+        return [whole], whole
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Convolution or linear layer: in each group, every output reads every input.
+
+    ``padded``: zero padding makes a constant input spatially uneven, so that constants cannot be folded into a bias.
+    They are then read from one extra input channel of ones; see compact.py.
+    """
+
+    inputs: int
+    outputs: int
+    groups: int
+    biased: bool
+    padded: bool
+
+    @property
+    def depthwise(self) -> bool:
+        return self.groups > 1 and self.groups == self.inputs == self.outputs
+
+    def forward(self, inputs: list[States]) -> States:
+        grouped = inputs[0].reshape(self.groups, -1)
+        live = (grouped == LIVE).any(1)
+        constant = (grouped == CONST).any(1)
+        if self.padded:
+            live |= constant
+        dead = CONST if self.biased else np.where(constant, CONST, ZERO)
+        return np.where(live, LIVE, dead).astype(np.int8).repeat(self.outputs // self.groups)
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        groups = need.reshape(self.groups, -1).any(1)
+        return [groups.repeat(self.inputs // self.groups)]
+
+    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
+        rows = np.flatnonzero(wanted)
+        return ([rows] if self.depthwise else [inputs[0]]), rows
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Each output channel reads its own input channel: activations, batch norm, pooling.
+
+    ``zero_stays``: zero gives zero. ``const_stays``: a constant gives a constant (not so for zero-padded averages).
+    """
+
+    zero_stays: bool = True
+    const_stays: bool = True
+
+    def forward(self, inputs: list[States]) -> States:
+        out = inputs[0].copy()
+        if not self.const_stays:
+            out[inputs[0] == CONST] = LIVE
+        if not self.zero_stays:
+            out[inputs[0] == ZERO] = CONST
+        return out
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        return [need]
+
+    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
+        # A gate right behind this operation may close channels that another reader keeps present in the input.
+        present = np.flatnonzero(wanted)
+        return [present], present
+
+
+@dataclass(frozen=True)
+class Add:
+    """Sum of equally wide values. Each may hold other channels: this is where independent streams meet."""
+
+    def forward(self, inputs: list[States]) -> States:
+        stacked = np.stack(inputs)
+        out = np.where((stacked == ZERO).all(0), ZERO, CONST)
+        out[(stacked == LIVE).any(0)] = LIVE
+        return out
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        return [need] * len(inputs)
+
+    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
+        present = np.flatnonzero(wanted)
+        return [present] * len(inputs), present
+
+
+@dataclass(frozen=True)
+class Concat:
+    """Channels side by side, in the order of the inputs."""
+
+    widths: tuple[int, ...]
+
+    def forward(self, inputs: list[States]) -> States:
+        return np.concatenate(inputs)
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        return np.split(need, np.cumsum(self.widths)[:-1])
+
+    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
+        starts = np.cumsum((0, *self.widths[:-1]))
+        parts = np.split(wanted, np.cumsum(self.widths)[:-1])
+        present = [np.flatnonzero(part) for part in parts]
+        return present, np.concatenate([p + start for p, start in zip(present, starts, strict=True)])
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """Output channel j is input channel ``source[j]``, or 0 where that is -1: channel padding and slicing."""
+
+    width: int
+    source: Layout
+
+    def forward(self, inputs: list[States]) -> States:
+        return np.where(self.source >= 0, inputs[0][self.source], ZERO)
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        needed = np.zeros(self.width, dtype=bool)
+        needed[self.source[need & (self.source >= 0)]] = True
+        return [needed]
+
+    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
+        if len(inputs[0]) == self.width:  # nothing was removed: the operation stays as it is
+            return [inputs[0]], np.arange(len(self.source))
+        present = np.flatnonzero(wanted)
+        return [self.source[present]], present
+
+
+@dataclass(frozen=True)
+class Flatten:
+    """Each channel becomes ``block`` neighbouring features."""
+
+    block: int
+
+    def forward(self, inputs: list[States]) -> States:
+        return inputs[0].repeat(self.block)
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        return [need.reshape(-1, self.block).any(1)]
+
+    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
+        present = np.flatnonzero(wanted.reshape(-1, self.block).any(1))
+        return [present], (present[:, None] * self.block + np.arange(self.block)).ravel()

@@ -1,0 +1,142 @@
+"""Kept filters -> which channels remain physically present at every value, and what that costs.
+
+Three passes over the graph: states forward (what is zero or constant), needs backward (what somebody still reads), layouts
+forward (what is present). Linear in the size of the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from paam.graph.flows import CONST, LIVE, ZERO, Add, Layout, Mix, Needs, States
+from paam.graph.rules import Op
+from paam.graph.trace import Traced, positions
+
+Masks = Mapping[str, Needs]
+"""Node name -> True for channels whose gate is open. Nodes without a gate are absent."""
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """One operation after pruning.
+
+    ``maps``: for each input, where its wanted channels stand in the tensor that is there (-1: nowhere), or None when that
+    tensor serves as it is. ``constants``: for each input, wanted channels that must be filled with a non-zero constant.
+    ``out``: the channels that the output holds. ``folded``: some absent inputs of a convolution or linear layer are non-zero
+    constants, which move into its bias or into a column that reads ones.
+    """
+
+    op: Op
+    maps: tuple[Layout | None, ...]
+    constants: tuple[Layout, ...]
+    wanted: tuple[Layout, ...]
+    out: Layout
+    folded: bool
+
+    @property
+    def offsets(self) -> int:
+        """Learned numbers that carry the constants: an addition needs one vector, other operations one per input."""
+        if isinstance(self.op.flow, Add):
+            return len(self.out) if any(map(len, self.constants)) else 0
+        return sum(len(w) for w, c in zip(self.wanted, self.constants, strict=True) if len(c))
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """The whole graph after pruning, in the order of execution."""
+
+    settled: tuple[Settled, ...]
+    states: dict[str, States]
+
+
+def solve(ops: Sequence[Op], masks: Masks) -> Solution:
+    """Settle what remains of every value when the gates in ``masks`` are closed where they are False."""
+    states: dict[str, States] = {}
+    for op in ops:
+        state = op.flow.forward([states[node.name] for node in op.inputs])
+        if op.name in masks:
+            state = np.where(masks[op.name], state, ZERO)
+        if op.node.op != "output":
+            states[op.name] = state
+
+    needs = {name: np.zeros(len(state), dtype=bool) for name, state in states.items()}
+    for op in reversed(ops):
+        wanted = needs[op.name] & (states[op.name] == LIVE) if op.node.op != "output" else np.zeros(0, dtype=bool)
+        inputs = [states[node.name] for node in op.inputs]
+        for node, need in zip(op.inputs, op.flow.backward(wanted, inputs), strict=True):
+            needs[node.name] |= need
+
+    present: dict[str, Layout] = {}
+    settled: list[Settled] = []
+    for op in ops:
+        is_output = op.node.op == "output"
+        wanted = np.zeros(0, dtype=bool) if is_output else needs[op.name] & (states[op.name] == LIVE)
+        layouts, out = op.flow.layout([present[node.name] for node in op.inputs], wanted)
+        steps = [_align(present[n.name], states[n.name], w) for n, w in zip(op.inputs, layouts, strict=True)]
+        folded = False
+        if isinstance(op.flow, Mix) and not op.flow.depthwise:
+            absent = np.ones(op.flow.inputs, dtype=bool)
+            absent[layouts[0]] = False
+            folded = bool((states[op.inputs[0].name][absent] == CONST).any())
+        if not is_output:
+            present[op.name] = out
+        maps, constants = tuple(m for m, _ in steps), tuple(c for _, c in steps)
+        settled.append(Settled(op, maps, constants, tuple(layouts), out, folded))
+    return Solution(tuple(settled), states)
+
+
+def _align(present: Layout, states: States, wanted: Layout) -> tuple[Layout | None, Layout]:
+    """How to make a tensor that holds the channels ``wanted`` out of one that holds ``present``, and what to fill in."""
+    if np.array_equal(present, wanted):
+        return None, wanted[:0]
+    place = np.full(len(states), -1)
+    place[present] = np.arange(len(present))
+    index = place[wanted]
+    missing = wanted[index < 0]
+    return index, missing[states[missing] == CONST]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Parameters, and multiply-accumulates of one sample in convolutions and linear layers."""
+
+    params: int
+    macs: int
+
+
+def predicted_cost(traced: Traced, solution: Solution) -> Cost:
+    """What the compacted network will cost, without building it."""
+    params = macs = 0
+    for step in solution.settled:
+        op = step.op
+        if not len(step.out):
+            continue
+        params += step.offsets
+        if isinstance(op.flow, Mix):
+            step_params, step_macs = _mix_cost(traced, step, op.flow)
+            params += step_params
+            macs += step_macs
+        elif op.module is not None:
+            params += _per_channel_parameters(op.module) * len(step.out)
+    return Cost(params, macs)
+
+
+def _mix_cost(traced: Traced, step: Settled, flow: Mix) -> tuple[int, int]:
+    module = step.op.module
+    assert module is not None
+    kernel = math.prod(getattr(module, "kernel_size", (1,)))
+    columns = 1 if flow.depthwise else len(step.wanted[0]) + (step.folded and flow.padded)
+    biased = flow.biased or (step.folded and not flow.padded)
+    rows = len(step.out)
+    weights = rows * columns * kernel
+    return weights + rows * biased, weights * positions(traced.shapes[step.op.name], step.op.axis)
+
+
+def _per_channel_parameters(module: nn.Module) -> int:
+    """Learned numbers per channel of a layer that treats channels one by one: 2 for a batch norm, 0 for a ReLU."""
+    return sum(1 for _ in module.parameters(recurse=False))

@@ -1,0 +1,107 @@
+"""Model and example inputs -> an fx graph with the shape of every value."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from paam.errors import GraphError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A model as a graph. ``module`` shares the model's parameters; ``shapes`` holds tensor values by node name."""
+
+    model: nn.Module
+    module: fx.GraphModule
+    shapes: dict[str, Shape]
+    examples: tuple[Tensor, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies architecture, not weights: the graph, and the name and shape of every parameter and buffer."""
+        lines = [f"{n.op} {n.target} {n.args}" for n in self.module.graph.nodes if n.op != "call_function"]
+        lines += [f"{name} {tuple(value.shape)}" for name, value in self.model.state_dict().items()]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def trace(model: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Traced:
+    """Trace in evaluation mode and record shapes. The model is left as it was found."""
+    examples = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    with evaluating(model), torch.no_grad():
+        try:
+            module = fx.GraphModule(model, fx.Tracer().trace(model), type(model).__name__)
+        except Exception as error:  # tracing runs the user's forward(): anything can come out of it
+            raise GraphError(_blame(model, error)) from error
+        shapes = _record_shapes(module, examples)
+    return Traced(model, module, shapes, examples)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, every module's own mode restored outside."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def positions(shape: Shape, axis: int) -> int:
+    """How many values each channel has in one sample: H * W for a feature map [N, C, H, W]."""
+    return math.prod(shape[1:]) // shape[axis]
+
+
+class _ShapeRecorder(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.extra_traceback = False
+        self.shapes: dict[str, Shape] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, Tensor):
+            self.shapes[n.name] = tuple(value.shape)
+        return value
+
+
+def _record_shapes(module: fx.GraphModule, examples: tuple[Tensor, ...]) -> dict[str, Shape]:
+    recorder = _ShapeRecorder(module)
+    try:
+        recorder.run(*examples)
+    except Exception as error:  # the user's operations on the user's input
+        shapes = ", ".join(str(list(x.shape)) for x in examples)
+        raise GraphError(
+            f"The model does not run on the example input of shape {shapes}: {_one_line(error)}."
+            " Give an example of the shape that the model is used with."
+        ) from error
+    return recorder.shapes
+
+
+def _blame(model: nn.Module, error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    torch_home = str(Path(torch.__file__).parent)
+    own = [f for f in frames if not f.filename.startswith(torch_home) and f.filename != __file__]
+    place = f" at {Path(own[-1].filename).name}:{own[-1].lineno} (`{own[-1].line}`)" if own else ""
+    return (
+        f"{type(model).__name__} cannot be traced{place}: {_one_line(error)}."
+        " Its forward() must not branch or loop on the values of tensors; move such code outside of the model,"
+        " or mark the function that holds it with torch.fx.wrap."
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

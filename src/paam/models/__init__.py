@@ -1,0 +1,79 @@
+"""Networks by name: the CIFAR ones shipped here, or anybody's own as ``module:function``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+
+from torch import nn
+
+from paam.errors import RecipeError, nearest
+from paam.models.resnet_cifar import CifarResNet, resnet20, resnet32, resnet44, resnet56, resnet110
+from paam.models.vgg_cifar import VGG, vgg16_bn
+
+MODELS = {
+    "resnet20": resnet20,
+    "resnet32": resnet32,
+    "resnet44": resnet44,
+    "resnet56": resnet56,
+    "resnet110": resnet110,
+    "vgg16_bn": vgg16_bn,
+}
+
+
+def build_model(name: str, *, num_classes: int, in_channels: int) -> nn.Module:
+    """Build a shipped network, or call ``module:function`` with those of the two arguments that it takes."""
+    if name in MODELS:
+        return MODELS[name](num_classes=num_classes, in_channels=in_channels)
+    if ":" not in name:
+        hint = nearest(name, MODELS)
+        raise RecipeError(f"There is no model '{name}'.{hint} Your own is written 'module:function'.")
+    factory = _import_factory(name)
+    try:
+        accepted = inspect.signature(factory).parameters
+    except ValueError:
+        accepted = {}
+    offered = {"num_classes": num_classes, "in_channels": in_channels}
+    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
+    arguments = {key: value for key, value in offered.items() if takes_all or key in accepted}
+    try:
+        model = factory(**arguments)
+    except Exception as error:  # user code: whatever it raises is theirs to read, in one line
+        raise RecipeError(f"The model '{name}' could not be built: {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise RecipeError(f"'{name}' returned a {type(model).__name__}; it must return a torch.nn.Module.")
+    return model
+
+
+def _import_factory(name: str):  # type: ignore[no-untyped-def]  # anything callable that a user has written
+    module_name, _, attribute = name.partition(":")
+    # As `python -m` does: a user's model.py beside the recipe they run is importable.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise RecipeError(
+            f"The model '{name}' needs the module '{module_name}', which cannot be imported"
+            f" ({type(error).__name__}: {error}); run where it is importable, or set PYTHONPATH."
+        ) from error
+    if not callable(factory := getattr(module, attribute, None)):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise RecipeError(f"The module '{module_name}' has no function '{attribute}'.{nearest(attribute, known)}")
+    return factory
+
+
+__all__ = [
+    "MODELS",
+    "VGG",
+    "CifarResNet",
+    "build_model",
+    "resnet20",
+    "resnet32",
+    "resnet44",
+    "resnet56",
+    "resnet110",
+    "vgg16_bn",
+]

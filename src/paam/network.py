@@ -1,0 +1,105 @@
+"""A network prepared for pruning: its graph, its groups of filters, and what any choice among them costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from paam.errors import ArtifactError, RecipeError, nearest
+from paam.graph.attach import Group, Placement, Streams, find_groups
+from paam.graph.compact import compact
+from paam.graph.flows import LIVE
+from paam.graph.rules import Op, bind
+from paam.graph.solve import Cost, predicted_cost, solve
+from paam.graph.trace import Traced, trace
+from paam.plan import Kept, Plan
+
+Choice = Mapping[str, NDArray[np.bool_]]
+"""Group name -> True for each filter that stays."""
+
+PLACEMENTS = ("sum", "branch")
+STREAMS = ("independent", "tied")
+BALANCES = ("area", "side", "none")
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A traced model with its groups of prunable filters."""
+
+    traced: Traced
+    ops: tuple[Op, ...]
+    groups: tuple[Group, ...]
+    placement: Placement
+    streams: Streams
+
+    def cost(self, choice: Choice) -> Cost:
+        """Parameters and MACs of the compacted network, exactly, without building it."""
+        return predicted_cost(self.traced, solve(self.ops, self._masks(choice)))
+
+    @cached_property
+    def dense(self) -> Cost:
+        return self.cost({})
+
+    def connected(self, choice: Choice) -> bool:
+        """Whether any output still depends on the input."""
+        states = solve(self.ops, self._masks(choice)).states
+        outputs = [op.inputs[0].name for op in self.ops if op.node.op == "output"]
+        return any((states[name] == LIVE).any() for name in outputs)
+
+    def plan(self, choice: Choice) -> Plan:
+        groups = {}
+        for group in self.groups:
+            mask = choice[group.name]
+            groups[group.name] = Kept(group.width, tuple(int(i) for i in np.flatnonzero(mask)))
+        return Plan(self.traced.fingerprint, self.placement, self.streams, groups)
+
+    def choice(self, plan: Plan) -> Choice:
+        """The plan's masks, after checking that the plan was made for this architecture."""
+        if plan.fingerprint != self.traced.fingerprint:
+            raise ArtifactError(
+                f"The plan was made for another architecture (fingerprint {plan.fingerprint}, this model has"
+                f" {self.traced.fingerprint}); build the model that it was made for."
+            )
+        widths = {group.name: group.width for group in self.groups}
+        if {name: kept.width for name, kept in plan.groups.items()} != widths:
+            raise ArtifactError("The plan's groups are not those of this model; it was edited or is damaged.")
+        return {name: kept.mask for name, kept in plan.groups.items()}
+
+    def compact(self, plan: Plan) -> nn.Module:
+        """The smaller network, with the current weights."""
+        return compact(self.traced, self.ops, self._masks(self.choice(plan)))
+
+    def balance(self, kind: str) -> dict[str, float]:
+        """Weight of each group in the penalty: its feature-map area (or side) over that of the last group."""
+        if kind not in BALANCES:
+            raise RecipeError(f"There is no balance '{kind}'.{nearest(kind, BALANCES)}")
+        last = self.groups[-1].area
+        power = {"area": 1.0, "side": 0.5, "none": 0.0}[kind]
+        return {group.name: math.pow(group.area / last, power) for group in self.groups}
+
+    def _masks(self, choice: Choice) -> Choice:
+        return {site: choice[group.name] for group in self.groups if group.name in choice for site in group.sites}
+
+
+def prepare(
+    model: nn.Module,
+    example_inputs: Tensor | tuple[Tensor, ...],
+    *,
+    placement: str = "sum",
+    streams: str = "independent",
+) -> Network:
+    """Trace a model and find its groups. The model is not changed, and its weights stay shared."""
+    if placement not in PLACEMENTS:
+        raise RecipeError(f"There is no gate placement '{placement}'.{nearest(placement, PLACEMENTS)}")
+    if streams not in STREAMS:
+        raise RecipeError(f"There is no stream mode '{streams}'.{nearest(streams, STREAMS)}")
+    traced = trace(model, example_inputs)
+    ops = bind(traced)
+    groups = find_groups(traced, ops, placement=placement, streams=streams)  # type: ignore[arg-type]
+    return Network(traced, ops, groups, placement, streams)  # type: ignore[arg-type]

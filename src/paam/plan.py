@@ -1,0 +1,93 @@
+"""A plan: which filters stay, per group. Plain data, versioned JSON, valid on any copy of the same architecture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paam.errors import ArtifactError
+
+FORMAT = "paam-plan"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The filters of one group that stay, ascending, out of ``width``."""
+
+    width: int
+    filters: tuple[int, ...]
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        mask = np.zeros(self.width, dtype=bool)
+        mask[list(self.filters)] = True
+        return mask
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What stays of a network. ``fingerprint`` names the architecture; placement and streams say where gates stand."""
+
+    fingerprint: str
+    placement: str
+    streams: str
+    groups: Mapping[str, Kept]
+
+    @property
+    def kept_filters(self) -> int:
+        return sum(len(kept.filters) for kept in self.groups.values())
+
+    @property
+    def all_filters(self) -> int:
+        return sum(kept.width for kept in self.groups.values())
+
+    def to_json(self) -> str:
+        groups = {name: {"width": k.width, "keep": list(k.filters)} for name, k in self.groups.items()}
+        head = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint}
+        return json.dumps({**head, "placement": self.placement, "streams": self.streams, "groups": groups})
+
+    @staticmethod
+    def from_json(text: str, source: str = "the plan") -> Plan:
+        """Read a plan back; anything that is not one is refused with the reason. ``source`` names it in messages."""
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise ArtifactError(f"{source} is not JSON ({error}); it may have been cut short.") from error
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ArtifactError(f"{source} is not a paam plan.")
+        if data.get("version") != VERSION:
+            raise ArtifactError(
+                f"{source} has plan version {data.get('version')}; this paam reads version {VERSION}."
+            )
+        strings = [data.get(key) for key in ("fingerprint", "placement", "streams")]
+        groups = data.get("groups")
+        if not all(isinstance(s, str) for s in strings) or not isinstance(groups, dict):
+            raise ArtifactError(f"{source} lacks its fingerprint, placement, streams or groups.")
+        return Plan(*strings, {name: _kept(name, entry, source) for name, entry in groups.items()})  # type: ignore[arg-type]
+
+    @staticmethod
+    def read(path: Path) -> Plan:
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArtifactError(f"The plan {path} cannot be read: {error}.") from error
+        return Plan.from_json(text, f"The plan {path}")
+
+
+def _kept(name: str, entry: object, source: str) -> Kept:
+    width = entry.get("width") if isinstance(entry, dict) else None
+    keep = entry.get("keep") if isinstance(entry, dict) else None
+    whole = isinstance(width, int) and isinstance(keep, list) and all(type(i) is int for i in keep)
+    if not whole or any(b <= a for a, b in zip(keep, keep[1:], strict=False)) or not _inside(keep, width):  # type: ignore[index,arg-type]
+        raise ArtifactError(f"{source}: group '{name}' needs a width and ascending filter numbers below it.")
+    return Kept(width, tuple(keep))  # type: ignore[arg-type]
+
+
+def _inside(keep: list[int], width: int) -> bool:
+    return not keep or (keep[0] >= 0 and keep[-1] < width)
