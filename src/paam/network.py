@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from paam.errors import ArtifactError, RecipeError, nearest
 from paam.graph.attach import Group, Placement, Streams, find_groups
 from paam.graph.compact import compact
-from paam.graph.flows import LIVE
 from paam.graph.rules import Op, bind
 from paam.graph.solve import Cost, predicted_cost, solve
 from paam.graph.trace import Traced, trace
@@ -48,16 +47,15 @@ class Network:
 
     def connected(self, choice: Choice) -> bool:
         """Whether any output still depends on the input."""
-        states = solve(self.ops, self._masks(choice)).states
-        outputs = [op.inputs[0].name for op in self.ops if op.node.op == "output"]
-        return any((states[name] == LIVE).any() for name in outputs)
+        return solve(self.ops, self._masks(choice)).reads_input
 
     def plan(self, choice: Choice) -> Plan:
         groups = {}
         for group in self.groups:
             mask = choice[group.name]
             groups[group.name] = Kept(group.width, tuple(int(i) for i in np.flatnonzero(mask)))
-        return Plan(self.traced.fingerprint, self.placement, self.streams, groups)
+        inputs = tuple(tuple(x.shape) for x in self.traced.examples)
+        return Plan(self.traced.fingerprint, inputs, self.placement, self.streams, groups)
 
     def choice(self, plan: Plan) -> Choice:
         """The plan's masks, after checking that the plan was made for this architecture."""
@@ -72,8 +70,10 @@ class Network:
         return {name: kept.mask for name, kept in plan.groups.items()}
 
     def compact(self, plan: Plan) -> nn.Module:
-        """The smaller network, with the current weights."""
-        return compact(self.traced, self.ops, self._masks(self.choice(plan)))
+        """The smaller network, with the current weights. It carries its plan along, for paam.save."""
+        small = compact(self.traced, self.ops, self._masks(self.choice(plan)))
+        small.paam_plan = plan  # type: ignore[assignment]
+        return small
 
     def balance(self, kind: str) -> dict[str, float]:
         """Weight of each group in the penalty: its feature-map area (or side) over that of the last group."""

@@ -32,9 +32,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class Plan:
-    """What stays of a network. ``fingerprint`` names the architecture; placement and streams say where gates stand."""
+    """What stays of a network.
+
+    ``fingerprint`` names the architecture, ``inputs`` the shapes it was traced with; placement and streams say where gates
+    stand.
+    """
 
     fingerprint: str
+    inputs: tuple[tuple[int, ...], ...]
     placement: str
     streams: str
     groups: Mapping[str, Kept]
@@ -49,7 +54,7 @@ class Plan:
 
     def to_json(self) -> str:
         groups = {name: {"width": k.width, "keep": list(k.filters)} for name, k in self.groups.items()}
-        head = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint}
+        head = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint, "inputs": self.inputs}
         return json.dumps({**head, "placement": self.placement, "streams": self.streams, "groups": groups})
 
     @staticmethod
@@ -69,7 +74,9 @@ class Plan:
         groups = data.get("groups")
         if not all(isinstance(s, str) for s in strings) or not isinstance(groups, dict):
             raise ArtifactError(f"{source} lacks its fingerprint, placement, streams or groups.")
-        return Plan(*strings, {name: _kept(name, entry, source) for name, entry in groups.items()})  # type: ignore[arg-type]
+        inputs = _shapes(data.get("inputs"), source)
+        kept = {name: _kept(name, entry, source) for name, entry in groups.items()}
+        return Plan(data["fingerprint"], inputs, data["placement"], data["streams"], kept)
 
     @staticmethod
     def read(path: Path) -> Plan:
@@ -78,6 +85,13 @@ class Plan:
         except (OSError, UnicodeDecodeError) as error:
             raise ArtifactError(f"The plan {path} cannot be read: {error}.") from error
         return Plan.from_json(text, f"The plan {path}")
+
+
+def _shapes(value: object, source: str) -> tuple[tuple[int, ...], ...]:
+    shapes = value if isinstance(value, list) else []
+    if not shapes or not all(isinstance(s, list) and s and all(type(n) is int and 0 < n < 1 << 20 for n in s) for s in shapes):
+        raise ArtifactError(f"{source} lacks the shapes of the network's inputs.")
+    return tuple(tuple(shape) for shape in shapes)
 
 
 def _kept(name: str, entry: object, source: str) -> Kept:

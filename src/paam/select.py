@@ -5,6 +5,7 @@ One global order decides: filters fall in the order of their scores, whatever th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
@@ -54,29 +55,52 @@ class Selection:
 def select(network: Network, scores: Mapping[str, Tensor], target: Target) -> Selection:
     """Choose the filters that stay. ``scores``: group name -> [width]."""
     order = _Order(network, scores)
+    most = _first(order.removable, lambda k: not network.connected(order.choice(k))) - 1
     if target.threshold is not None:
         removed = order.below(target.threshold)
+        if removed > most:
+            raise TargetError(
+                f"threshold = {target.threshold:g} leaves no path from input to output; with these scores it can be at most"
+                f" {order.threshold(most):.4g}."
+            )
     elif target.keep_filters is not None:
         removed = order.total - int(np.floor(target.keep_filters * order.total + 1e-9))
-        if removed > order.removable:
-            least = (order.total - order.removable) / order.total
-            raise TargetError(_unreachable("keep_filters", target.keep_filters, least))
-    elif target.keep_macs is not None:
-        removed = _fewest(order, "keep_macs", target.keep_macs, network.dense.macs, lambda c: network.cost(c).macs)
+        if removed > most:
+            raise _unreachable("keep_filters", target.keep_filters, (order.total - most) / order.total)
     else:
-        assert target.keep_params is not None
-        dense = network.dense.params
-        removed = _fewest(order, "keep_params", target.keep_params, dense, lambda c: network.cost(c).params)
+        removed = _fit_budget(network, order, target, most)
     choice = order.choice(removed)
-    if not network.connected(choice):
-        raise TargetError(
-            f"At {target} no path from input to output is left: the channels that neighbouring blocks keep do not meet."
-            " Allow more to remain, or use streams = 'tied'."
-        )
     cost = network.cost(choice)
     shares = cost.params / network.dense.params, cost.macs / network.dense.macs
     threshold = order.threshold(removed) if target.threshold is None else target.threshold
     return Selection(network.plan(choice), threshold, *shares)
+
+
+def _fit_budget(network: Network, order: _Order, target: Target, most: int) -> int:
+    """The fewest filters to remove so that the cost fits; the cost never rises as more are removed."""
+    name = "macs" if target.keep_macs is not None else "params"
+    share = target.keep_macs if target.keep_macs is not None else target.keep_params
+    assert share is not None
+    dense: int = getattr(network.dense, name)
+
+    def cost(removed: int) -> int:
+        value: int = getattr(network.cost(order.choice(removed)), name)
+        return value
+
+    if cost(most) > share * dense:
+        raise _unreachable(f"keep_{name}", share, cost(most) / dense)
+    return _first(most, lambda k: cost(k) <= share * dense)
+
+
+def _first(last: int, holds: Callable[[int], bool]) -> int:
+    """The smallest k in 0..last for which a condition holds that stays true once it is; last + 1 when it never does."""
+    return bisect_left(range(last + 1), True, key=holds)
+
+
+def _unreachable(name: str, share: float, least: float) -> TargetError:
+    return TargetError(
+        f"{name} = {share:g} cannot be reached: this network can be pruned to between {least:.4f} and 1 of its size."
+    )
 
 
 class _Order:
@@ -117,22 +141,3 @@ class _Order:
         for owner, number in zip(self.owners[:removed], self.numbers[:removed], strict=True):
             masks[owner][number] = False
         return {group.name: mask for group, mask in zip(self.groups, masks, strict=True)}
-
-
-def _fewest(order: _Order, name: str, share: float, dense: int, cost: Callable[[Choice], int]) -> int:
-    """The fewest filters to remove so that the cost fits into the budget; cost never rises as more are removed."""
-    budget = share * dense
-    low, high = 0, order.removable
-    if cost(order.choice(high)) > budget:
-        raise TargetError(_unreachable(name, share, cost(order.choice(high)) / dense))
-    while low < high:
-        middle = (low + high) // 2
-        if cost(order.choice(middle)) <= budget:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def _unreachable(name: str, share: float, least: float) -> str:
-    return f"{name} = {share:g} cannot be reached: this network can be pruned to between {least:.4f} and 1 of its size."

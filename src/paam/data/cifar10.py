@@ -93,8 +93,8 @@ def _read_split(layout: Layout, folder: Path, batches: tuple[str, ...]) -> Split
         if wrong.size:
             record = wrong[0]
             raise DataError(
-                f"{path} is damaged: record {record} (counted from 0) has label {batch_labels[record]}, not one "
-                f"of 0 to 9. Unpack the official archive {layout.archive} again."
+                f"{path} is damaged: record {record} (counted from 0) has label {batch_labels[record]}, not "
+                f"one of 0 to 9. Unpack the official archive {layout.archive} again."
             )
         labels[place] = batch_labels
     return Split(torch.from_numpy(images).view(-1, 3, 32, 32), torch.from_numpy(labels).view(-1))

@@ -189,7 +189,9 @@ def attach(
             value = nodes[site]
             with graph.inserting_after(value):
                 gated = graph.call_function(apply_gate, (value, gate, axes[site]))
-            value.replace_all_uses_with(gated, delete_user_cb=lambda user, gated=gated: user is not gated)
+            for user in list(value.users):
+                if user is not gated:
+                    user.replace_input_with(value, gated)
     root = nn.Module()
     for name, child in traced.model.named_children():
         root.add_module(name, child)

@@ -136,7 +136,7 @@ class _Builder:
         return self._insert(blank, next(iter(self.graph.nodes)), before)
 
     def _shrink_mix(self, step: Settled, flow: Mix, node: fx.Node) -> None:
-        layer = self.root.get_submodule(str(node.target))
+        layer: Any = self.root.get_submodule(str(node.target))
         rows, columns = torch.from_numpy(step.out), torch.from_numpy(step.wanted[0])
         whole: Tensor = layer.weight.detach()
         weight = whole[rows] if flow.depthwise else whole[rows][:, columns]

@@ -206,7 +206,7 @@ class Flatten:
         return inputs[0].repeat(self.block)
 
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
-        return [need.reshape(-1, self.block).any(1)]
+        return [np.any(need.reshape(-1, self.block), axis=1)]
 
     def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
         present = np.flatnonzero(wanted.reshape(-1, self.block).any(1))

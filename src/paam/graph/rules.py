@@ -148,7 +148,7 @@ def unchanged(site: Site) -> Op:
 def average_pool(site: Site) -> Op:
     pool = site.module
     padding = site.argument(3, "padding", 0) if pool is None else pool.padding
-    counts = site.argument(5, "count_include_pad", True) if pool is None else pool.count_include_pad  # type: ignore[union-attr]
+    counts = site.argument(5, "count_include_pad", True) if pool is None else pool.count_include_pad
     padded = any(padding) if isinstance(padding, tuple | list) else bool(padding)
     return site.op(Pass(const_stays=not (padded and counts)))
 
@@ -210,8 +210,8 @@ def view(site: Site) -> Op:
 
 
 def index(site: Site) -> Op:
-    keys = site.node.args[1]
-    keys = keys if isinstance(keys, tuple) else (keys,)
+    key: Any = site.node.args[1]
+    keys = key if isinstance(key, tuple) else (key,)
     if not all(isinstance(key, slice) for key in keys):
         raise site.refusal("only slices such as x[:, :, ::2, ::2] are known")
     axis, width = site.axis(site.x), site.width(site.x)

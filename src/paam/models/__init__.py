@@ -32,7 +32,7 @@ def build_model(name: str, *, num_classes: int, in_channels: int) -> nn.Module:
         raise RecipeError(f"There is no model '{name}'.{hint} Your own is written 'module:function'.")
     factory = _import_factory(name)
     try:
-        accepted = inspect.signature(factory).parameters
+        accepted = dict(inspect.signature(factory).parameters)
     except ValueError:
         accepted = {}
     offered = {"num_classes": num_classes, "in_channels": in_channels}

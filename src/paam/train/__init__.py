@@ -1,0 +1,8 @@
+"""The training engine.
+
+batches.py     a split on the device, shuffled and augmented as a pure function of seed and epoch
+optimizers.py  settings -> torch optimisers
+checkpoint.py  one file per position of a run, written whole or not at all
+engine.py      the phases of a schedule, epoch by epoch
+run.py         recipe -> run directory
+"""

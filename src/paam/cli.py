@@ -1,0 +1,114 @@
+"""The command line: parses, calls, prints."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from paam.errors import PaamError, RecipeError
+from paam.recipe import load_recipe, parse_override, shipped_recipes
+from paam.record import Event
+from paam.report.console import Progressing, summary
+from paam.train.run import run
+from paam.version import __version__
+
+app = typer.Typer(
+    name="paam",
+    help="Prune CNNs by active attention manipulation: smaller dense networks, exact by construction.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+DEMO_RECIPE = "digits-resnet20-kq"
+
+Share = Annotated[float | None, typer.Option(help="Share of the dense network that may remain, 0 to 1.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if version:
+        typer.echo(f"paam {__version__}")
+        raise typer.Exit
+
+
+@app.command(epilog="Example:  paam demo")
+def demo(
+    out: Annotated[Path, typer.Option(help="Run directory; an earlier demo in it is replaced.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Seed of weights, data order and augmentation.")] = 0,
+) -> None:
+    """Prune ResNet-20 to half of its MACs on the embedded digits, from random init, in under two minutes."""
+    _prune(DEMO_RECIPE, {}, out, seed=seed, device="cpu", resume=False, overwrite=out.is_dir() and any(out.iterdir()))
+
+
+@app.command(
+    epilog="Examples:  [bold]paam prune digits-resnet20-kq --keep-macs 0.3[/]   "
+    "[bold]paam prune cifar10-resnet56-kq-medium --data data --keep-macs 0.5[/]   "
+    "[bold]paam prune my.toml --set finetune.lr=0.05 --out runs/mine --resume[/]"
+)
+def prune(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe (see [bold]paam recipes[/]) or a path to a .toml.")],
+    data: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
+    keep_macs: Share = None,
+    keep_params: Share = None,
+    keep_filters: Share = None,
+    threshold: Annotated[float | None, typer.Option(help="Filters scored below this fall.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the recipe; repeatable.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory.  [dim]default: runs/RECIPE-seedN[/]")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of weights, data order and augmentation.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU when there is one.")] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start the run in --out anew.")] = False,
+) -> None:
+    """Train, prune and fine-tune a network by a recipe."""
+    overrides: dict[str, Any] = dict(parse_override(text) for text in settings or ())
+    targets = {"keep_macs": keep_macs, "keep_params": keep_params, "keep_filters": keep_filters, "threshold": threshold}
+    given = {name: value for name, value in targets.items() if value is not None}
+    if len(given) > 1:
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise RecipeError(f"{options} contradict each other; give one target.")
+    overrides |= {f"target.{name}": value for name, value in given.items()}
+    if data is not None:
+        overrides["data.directory"] = str(data)
+    out = out or Path("runs") / f"{Path(recipe).stem}-seed{seed}"
+    _prune(recipe, overrides, out, seed=seed, device=device, resume=resume, overwrite=overwrite)
+
+
+@app.command(epilog="Example:  paam recipes")
+def recipes() -> None:
+    """List the shipped recipes."""
+    table = Table(box=None, padding=(0, 3, 0, 0), show_header=False)
+    for name, description in shipped_recipes().items():
+        table.add_row(f"[bold]{name}[/]", description)
+    Console().print(table)
+
+
+def _prune(recipe: str, overrides: dict[str, Any], out: Path, *, seed: int, **options: Any) -> None:
+    console = Console()
+    loaded = load_recipe(recipe, overrides)
+    with Progressing(console) as progress:
+        events: list[Event] = run(
+            loaded, out, seed=seed, watch=progress.event, on_step=progress.step, **options
+        )
+    console.print(summary(events))
+    console.print(f"\nartifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors", highlight=False)
+
+
+def main() -> None:
+    """Entry point: every error paam raises on purpose becomes one sentence and exit code 2."""
+    try:
+        app()
+    except PaamError as error:
+        Console(stderr=True).print(f"paam: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("paam: stopped; the same command with --resume goes on.", style="yellow")
+        sys.exit(130)

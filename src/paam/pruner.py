@@ -1,0 +1,205 @@
+"""Pruner: PAAM around anyone's own training loop.
+
+    pruner = paam.Pruner(model, example_inputs=x, scorer="kq", penalty=5e-4)
+    for cycle in range(10):
+        with pruner.scoring():  # network and batch-norm statistics frozen, analog gates
+            for x, y in loader:
+                loss = criterion(pruner.model(x), y) + pruner.penalty()
+                ...
+        with pruner.weighting(keep_macs=0.5):  # scorers frozen, binary gates
+            train_one_epoch(pruner.model, loader)
+    small = pruner.compact()
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from paam.activations import activation as find_activation
+from paam.errors import PaamError, RecipeError, TargetError
+from paam.gates import Gate, Mode
+from paam.graph.attach import GATES, GatedModel, attach
+from paam.graph.solve import Cost
+from paam.network import Choice, prepare
+from paam.plan import Plan
+from paam.scorers import LEARNING_RATES, check_scorer, make_scorer
+from paam.select import Selection, Target, select
+
+
+class Pruner:
+    """A gated copy of a model (``model``), its scorers, and the phases that train one or the other.
+
+    scorer       "kq", "vanilla" or "free"
+    activation   what turns a scorer's output into a score
+    penalty      lambda, the weight of the scores' l1 norm
+    balance      weight of a layer in the penalty: "area" of its feature maps, "side", or "none"
+    placement    where a residual block's last gate stands: behind the "sum", or on the "branch" before it
+    streams      layers that write into one residual stream choose "independent" sets, or are "tied" to one
+    dim_ratio    KQ: width of keys and queries over the number of filters
+    alpha        KQ: temperature
+    score_norm   batch norm in score phases: "eval" (statistics frozen) or "train"
+    score_lr     learning rate of the scorers' own Adam; None takes the scorer's default
+    inplace      train the given model's own parameters instead of a copy's
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example_inputs: Tensor | tuple[Tensor, ...],
+        *,
+        scorer: str = "kq",
+        activation: str = "leaky-exponential",
+        penalty: float = 5e-4,
+        balance: str = "area",
+        placement: str = "sum",
+        streams: str = "independent",
+        dim_ratio: float = 1.0,
+        alpha: float = 1.0,
+        score_norm: str = "eval",
+        score_lr: float | None = None,
+        inplace: bool = False,
+    ) -> None:
+        if score_norm not in ("eval", "train"):
+            raise RecipeError(f"score_norm is 'eval' or 'train', not '{score_norm}'.")
+        check_scorer(scorer)
+        phi = find_activation(activation)
+        self.network = prepare(
+            model if inplace else copy.deepcopy(model), example_inputs, placement=placement, streams=streams
+        )
+        if not self.network.groups:
+            raise RecipeError(f"{type(model).__name__} has no layer that could be pruned.")
+
+        def make_gate(filters: list[nn.Parameter]) -> Gate:
+            weights = sum(weight[0].numel() for weight in filters)
+            scorer_net = make_scorer(scorer, filters[0].shape[0], weights, dim_ratio=dim_ratio, alpha=alpha)
+            return Gate(filters, scorer_net.to(filters[0].device, filters[0].dtype), phi)
+
+        self.model: GatedModel
+        self.gates: dict[str, Gate]
+        traced = self.network.traced
+        self.model, self.gates = attach(traced, self.network.ops, self.network.groups, make_gate)
+        self.selection: Selection | None = None
+        self._penalty = penalty
+        self._balance = self.network.balance(balance)
+        self._freeze_norms = score_norm == "eval"
+        lr = LEARNING_RATES[scorer] if score_lr is None else score_lr
+        self.optimizer = torch.optim.Adam(self.scorer_parameters(), lr=lr)
+        """The scorers' own optimiser, for score phases."""
+
+    def scorer_parameters(self) -> list[nn.Parameter]:
+        return [p for gate in self.gates.values() for p in gate.parameters()]
+
+    def network_parameters(self) -> list[nn.Parameter]:
+        return [p for name, p in self.model.named_parameters() if not name.startswith(f"{GATES}.")]
+
+    def scores(self) -> dict[str, Tensor]:
+        """Current score of every filter, by group, shape [width], detached."""
+        with torch.no_grad():
+            return {name: gate.scores() for name, gate in self.gates.items()}
+
+    def penalty(self) -> Tensor:
+        """lambda * sum over groups of balance * l1 norm of the scores; differentiable."""
+        terms = [self._balance[name] * gate.scores().abs().sum() for name, gate in self.gates.items()]
+        return self._penalty * torch.stack(terms).sum()
+
+    def select(self, **target: float | None) -> Selection:
+        """Choose what stays by the current scores: threshold=, keep_filters=, keep_macs= or keep_params=."""
+        return self.use(select(self.network, self.scores(), Target(**target)))
+
+    def use(self, selection: Selection) -> Selection:
+        """Make a selection the current one: binary gates follow it, and compact() applies it."""
+        self._set_masks(self.network.choice(selection.plan))
+        self.selection = selection
+        return selection
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Score phase: analog gates; the network's parameters and batch-norm statistics do not move."""
+        with self._phase("analog", train_scorers=True):
+            yield
+
+    @contextmanager
+    def weighting(self, **target: float | None) -> Iterator[None]:
+        """Weight phase: binary gates; scorers do not move. A target selects anew, none keeps the current selection.
+
+        Filters whose gate is closed leave the phase as they entered it, whatever momentum or weight decay did to them, so
+        that they are intact if their score brings them back.
+        """
+        if target:
+            self.select(**target)
+        elif self.selection is None:
+            raise TargetError("weighting() needs a target the first time, for example weighting(keep_macs=0.5).")
+        asleep = self._closed_filters()
+        with self._phase("binary", train_scorers=False):
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    for parameter, rows, values in asleep:
+                        parameter[rows] = values
+
+    @contextmanager
+    def dense(self) -> Iterator[None]:
+        """Warm-up: open gates, scorers frozen."""
+        with self._phase("open", train_scorers=False):
+            yield
+
+    def compact(self, plan: Plan | None = None) -> nn.Module:
+        """The smaller network, an ordinary module in evaluation-equal function; by default of the last selection."""
+        if plan is None:
+            if self.selection is None:
+                raise PaamError("Nothing is selected yet: run weighting(keep_macs=...) or select(...) first.")
+            plan = self.selection.plan
+        return self.network.compact(plan)
+
+    @property
+    def cost(self) -> Cost:
+        """Parameters and MACs of what the current selection keeps (of the dense network before any)."""
+        if self.selection is None:
+            return self.network.dense
+        return self.network.cost(self.network.choice(self.selection.plan))
+
+    @contextmanager
+    def _phase(self, mode: Mode, *, train_scorers: bool) -> Iterator[None]:
+        training = {module: module.training for module in self.model.modules()}
+        grads = {parameter: parameter.requires_grad for parameter in self.model.parameters()}
+        for parameter in self.network_parameters():
+            parameter.requires_grad_(not train_scorers and grads[parameter])
+        for parameter in self.scorer_parameters():
+            parameter.requires_grad_(train_scorers)
+        self._set_mode(mode)
+        self.model.norms_frozen = train_scorers and self._freeze_norms
+        self.model.train()
+        try:
+            yield
+        finally:
+            self.model.norms_frozen = False
+            for module, was in training.items():
+                module.training = was
+            for parameter, needs in grads.items():
+                parameter.requires_grad_(needs)
+
+    def _set_mode(self, mode: Mode) -> None:
+        for gate in self.gates.values():
+            gate.mode = mode
+
+    def _set_masks(self, choice: Choice) -> None:
+        for name, mask in choice.items():
+            self.gates[name].mask.copy_(torch.from_numpy(mask))
+
+    def _closed_filters(self) -> list[tuple[nn.Parameter, Tensor, Tensor]]:
+        """Copies of everything that belongs to a filter whose gate is closed: (parameter, rows, values)."""
+        saved = []
+        for group in self.network.groups:
+            rows = (self.gates[group.name].mask == 0).nonzero().flatten()
+            if len(rows):
+                for layer in (*group.layers, *group.norms):
+                    module = self.network.traced.model.get_submodule(layer)
+                    for parameter in module.parameters(recurse=False):
+                        saved.append((parameter, rows, parameter.detach()[rows].clone()))
+        return saved

@@ -1,0 +1,261 @@
+"""Recipes: one experiment as TOML, read strictly. Unknown names, wrong types and impossible values are refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from paam.activations import ACTIVATIONS
+from paam.errors import PaamError, RecipeError, nearest
+from paam.network import BALANCES, PLACEMENTS, STREAMS
+from paam.schedule import DECAYS, Schedule
+from paam.scorers import LEARNING_RATES, SCORERS
+from paam.select import Target
+
+TARGETS = tuple(f.name for f in dataclasses.fields(Target))
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """``name``: a shipped network, or "module:function" for anyone's own."""
+
+    name: str = "resnet56"
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """``holdout``: share of the training set kept aside for choices. ``crop``: zero padding of random crops, pixels."""
+
+    name: str = "cifar10"
+    directory: str | None = None
+    image_size: int | None = None
+    holdout: float = 0.0
+    batch_size: int = 256
+    crop: int = 4
+    flip: bool = True
+
+
+@dataclass(frozen=True)
+class PruneSettings:
+    """The method: see paam.Pruner for each."""
+
+    scorer: str = "kq"
+    activation: str = "leaky-exponential"
+    penalty: float = 5e-4
+    balance: str = "area"
+    placement: str = "sum"
+    streams: str = "independent"
+    dim_ratio: float = 1.0
+    alpha: float = 1.0
+    score_norm: str = "eval"
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """One phase's optimiser. ``lr`` None: the scorer's default. ``ramp``: epochs of linear warm-up of the rate.
+
+    ``reset``: start every phase with a fresh optimiser state instead of keeping it across cycles.
+    """
+
+    optimizer: str = "sgd"
+    lr: float | None = 0.1
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    decay: str = "constant"
+    ramp: int = 0
+    reset: bool = False
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """``checkpoint_every``: epochs between checkpoints. ``threads``: CPU threads, 0 leaves torch's choice."""
+
+    checkpoint_every: int = 1
+    threads: int = 0
+
+
+_SGD = OptimizerSettings("sgd", 0.1, 0.9, False, 5e-4)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that determines a run, but for seed, device and where the data lies."""
+
+    description: str = ""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    prune: PruneSettings = field(default_factory=PruneSettings)
+    target: Target = field(default_factory=lambda: Target(threshold=0.5))
+    schedule: Schedule = field(default_factory=Schedule)
+    warmup: OptimizerSettings = _SGD
+    score: OptimizerSettings = field(default_factory=lambda: OptimizerSettings("adam", None))
+    weight: OptimizerSettings = field(default_factory=lambda: OptimizerSettings("adam", 1e-3))
+    finetune: OptimizerSettings = field(default_factory=lambda: dataclasses.replace(_SGD, decay="cosine"))
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+    @property
+    def score_lr(self) -> float:
+        return LEARNING_RATES[self.prune.scorer] if self.score.lr is None else self.score.lr
+
+
+CHOICES: dict[str, Sequence[str]] = {
+    "data.name": ("digits", "cifar10", "folder"),
+    "prune.scorer": tuple(SCORERS),
+    "prune.activation": tuple(ACTIVATIONS),
+    "prune.balance": BALANCES,
+    "prune.placement": PLACEMENTS,
+    "prune.streams": STREAMS,
+    "prune.score_norm": ("eval", "train"),
+    **{f"{phase}.optimizer": ("sgd", "adam") for phase in ("warmup", "score", "weight", "finetune")},
+    **{f"{phase}.decay": tuple(DECAYS) for phase in ("warmup", "score", "weight", "finetune")},
+}
+
+_INF = float("inf")
+RANGES: dict[str, tuple[float, float]] = {
+    "data.image_size": (1, 4096),
+    "data.holdout": (0, 0.9),
+    "data.batch_size": (1, 1 << 20),
+    "data.crop": (0, 256),
+    "prune.penalty": (0, _INF),
+    "prune.dim_ratio": (1e-6, 64),
+    "prune.alpha": (1e-12, _INF),
+    **{f"schedule.{key}": (0, 1_000_000) for key in ("warmup", "finetune")},
+    **{f"schedule.{key}": (1, 1_000_000) for key in ("cycles", "score", "weight")},
+    "train.checkpoint_every": (1, 1_000_000),
+    "train.threads": (0, 1024),
+    **{f"{phase}.lr": (0, 1e6) for phase in ("warmup", "score", "weight", "finetune")},
+    **{f"{phase}.momentum": (0, 1) for phase in ("warmup", "score", "weight", "finetune")},
+    **{f"{phase}.weight_decay": (0, 1e6) for phase in ("warmup", "score", "weight", "finetune")},
+    **{f"{phase}.ramp": (0, 1_000_000) for phase in ("warmup", "score", "weight", "finetune")},
+}
+
+
+def shipped_recipes() -> dict[str, str]:
+    """Name and one-line description of every recipe in the package."""
+    files = sorted(resources.files("paam.recipes").iterdir(), key=lambda f: f.name)
+    texts = {f.name.removesuffix(".toml"): f.read_text() for f in files if f.name.endswith(".toml")}
+    return {name: str(tomllib.loads(text)["description"]) for name, text in texts.items()}
+
+
+def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """A shipped recipe by name or one's own by path, with dotted ``overrides`` such as {"finetune.lr": 0.05}."""
+    path = Path(name)
+    if name.endswith(".toml"):
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"The recipe file {name} cannot be read: {error}.") from error
+    else:
+        shipped = resources.files("paam.recipes") / f"{name}.toml"
+        if path.name != name or not shipped.is_file():
+            hint = nearest(name, shipped_recipes())
+            raise RecipeError(f"There is no recipe '{name}'.{hint} Your own recipe is given as a path ending in .toml.")
+        text = shipped.read_text()
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"The recipe {name} is not valid TOML: {error}.") from error
+    for key, value in (overrides or {}).items():
+        _override(tree, key, value)
+    return recipe_from_tree(tree)
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """"finetune.lr=0.05" -> ("finetune.lr", 0.05). Values are TOML; a bare word is a string."""
+    key, equals, raw = text.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"--set takes key=value, for example --set finetune.lr=0.05; '{text}' was given.")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    return key.strip(), value
+
+
+def recipe_from_tree(tree: Mapping[str, Any]) -> Recipe:
+    """Check a parsed TOML tree and build the recipe."""
+    recipe: Recipe = _build(Recipe, tree, "")
+    return recipe
+
+
+def recipe_to_toml(recipe: Recipe) -> str:
+    """The recipe with every default written out, as TOML that reads back to the same recipe."""
+    tree = dataclasses.asdict(recipe)
+    lines = [f"description = {_toml(tree.pop('description'))}"]
+    for section, values in tree.items():
+        lines += ["", f"[{section}]"]
+        lines += [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        # TOML's basic strings escape as JSON does, but for DEL.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def _override(tree: dict[str, Any], key: str, value: Any) -> None:
+    section, dot, name = key.partition(".")
+    if not dot:
+        tree[section] = value
+        return
+    if section == "target":  # a new target takes the place of the recipe's own
+        tree["target"] = {}
+    inner = tree.setdefault(section, {})
+    if not isinstance(inner, dict):
+        raise RecipeError(f"'{section}' is not a section of the recipe.")
+    inner[name] = value
+
+
+def _build(kind: Any, tree: Any, prefix: str) -> Any:
+    if not isinstance(tree, Mapping):
+        raise RecipeError(f"'{prefix.rstrip('.')}' must be a section of the recipe, not a value.")
+    hints = get_type_hints(kind)
+    known = [f.name for f in dataclasses.fields(kind)]
+    arguments: dict[str, Any] = {}
+    if kind is OptimizerSettings and prefix:
+        # Sections of a recipe override single keys of that phase's defaults.
+        arguments = dataclasses.asdict(getattr(Recipe(), prefix.rstrip(".")))
+    for key, value in tree.items():
+        if key not in known:
+            raise RecipeError(f"The recipe has no key '{prefix}{key}'.{_hint(prefix, key, known)}")
+        if dataclasses.is_dataclass(hints[key]):
+            arguments[key] = _build(hints[key], value, f"{prefix}{key}.")
+        else:
+            arguments[key] = _checked(f"{prefix}{key}", value, hints[key])
+    try:
+        return kind(**arguments)
+    except PaamError as error:
+        raise RecipeError(str(error)) from error
+
+
+def _hint(prefix: str, key: str, known: Sequence[str]) -> str:
+    hint = nearest(key, known)
+    return hint.replace("mean '", f"mean '{prefix}") if "mean" in hint else hint
+
+
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    kinds = get_args(hint) or (hint,)
+    if float in kinds and type(value) is int:
+        value = float(value)
+    if type(value) not in kinds:
+        wanted = " or ".join({float: "a number", int: "a whole number", str: "text", bool: "true or false"}[k] for k in kinds if k is not type(None))
+        raise RecipeError(f"{name} must be {wanted}; {value!r} was given.")
+    if name in CHOICES and value not in CHOICES[name]:
+        raise RecipeError(f"{name} cannot be '{value}'.{nearest(value, CHOICES[name])}")
+    if name in RANGES and value is not None:
+        low, high = RANGES[name]
+        if not low <= value <= high:
+            limits = f"from {low:g} to {high:g}" if high < _INF else f"{low:g} or more"
+            raise RecipeError(f"{name} must be {limits}; {value!r} was given.")
+    return value

@@ -1,0 +1,93 @@
+"""The record of a run: one JSON object per line, versioned. Everything shown of a run is a view of it."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paam.errors import ArtifactError
+from paam.files import write_atomically
+
+VERSION = 1
+
+Event = dict[str, Any]
+
+
+class RecordWriter:
+    """Appends events to a record. Each line is flushed, so that a run can be followed while it goes on."""
+
+    def __init__(self, path: Path, *, keep_before_epoch: int | None = None) -> None:
+        """``keep_before_epoch``: go on with an existing record, dropping what a resumed run will write again."""
+        if keep_before_epoch is not None:
+            kept = [e for e in read_record(path) if e.get("epoch", -1) < keep_before_epoch and e["event"] != "end"]
+            write_atomically(path, "".join(f"{json.dumps(event)}\n" for event in kept).encode())
+        self.path = path
+
+    def __call__(self, event: Event) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{json.dumps(event)}\n")
+
+
+def read_record(path: Path) -> list[Event]:
+    """All whole events of a record; a last line cut short by a crash is left out."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"The record {path} cannot be read: {error}.") from error
+    events: list[Event] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            event = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise ArtifactError(f"The record {path} is damaged at line {number}: {error}.") from error
+        if not isinstance(event, dict) or "event" not in event:
+            raise ArtifactError(f"The record {path} is damaged at line {number}: not an event.")
+        events.append(event)
+    if events and events[0].get("version") != VERSION:
+        raise ArtifactError(f"The record {path} has version {events[0].get('version')}; this paam reads {VERSION}.")
+    return events
+
+
+def of_kind(events: Iterable[Event], kind: str) -> list[Event]:
+    return [event for event in events if event["event"] == kind]
+
+
+def environment(device: str) -> dict[str, str]:
+    """Hardware and versions that a number depends on."""
+    hardware = torch.cuda.get_device_name(device) if device.startswith("cuda") else _cpu_name()
+    return {"hardware": hardware, "python": platform.python_version(), "torch": torch.__version__, "commit": _commit()}
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} x {names[0]}" if names else platform.machine()
+
+
+def _commit() -> str:
+    """Commit of the source tree that paam runs from, with + when it has changes; "unknown" when installed elsewhere."""
+    tracked = _git("ls-files", "--error-unmatch", Path(__file__).name)
+    if not tracked:
+        return "unknown"
+    return _git("rev-parse", "--short=12", "HEAD") + ("+" if _git("status", "--porcelain", "--", ".") else "")
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()

@@ -1,0 +1,1 @@
+"""Views of a run's record. They read events and nothing else."""

@@ -1,0 +1,81 @@
+"""The schedule: which phase an epoch belongs to, and the learning rate at a point of it. Pure functions, no state.
+
+warm-up -> cycles of [score, weight] -> fine-tune of the small network -> (optional) the dense control
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+PhaseName = Literal["warmup", "score", "weight", "finetune", "control"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Lengths in epochs. ``control``: also fine-tune the dense warm-up network, as the fair comparison."""
+
+    warmup: int = 50
+    cycles: int = 10
+    score: int = 3
+    weight: int = 6
+    finetune: int = 300
+    control: bool = False
+
+    @property
+    def alternation(self) -> int:
+        return self.cycles * (self.score + self.weight)
+
+    @property
+    def total(self) -> int:
+        return self.warmup + self.alternation + self.finetune * (2 if self.control else 1)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Where an epoch stands: the ``index``-th of ``length`` epochs of this phase; cycles count from 1, 0 is outside."""
+
+    name: PhaseName
+    cycle: int
+    index: int
+    length: int
+
+    @property
+    def first(self) -> bool:
+        return self.index == 0
+
+
+def phase_at(schedule: Schedule, epoch: int) -> Phase:
+    """The phase of an epoch, 0 <= epoch < schedule.total."""
+    if not 0 <= epoch < schedule.total:
+        raise ValueError(f"epoch {epoch} is outside of the schedule of {schedule.total} epochs")
+    if epoch < schedule.warmup:
+        return Phase("warmup", 0, epoch, schedule.warmup)
+    epoch -= schedule.warmup
+    if epoch < schedule.alternation:
+        cycle, inside = divmod(epoch, schedule.score + schedule.weight)
+        if inside < schedule.score:
+            return Phase("score", cycle + 1, inside, schedule.score)
+        return Phase("weight", cycle + 1, inside - schedule.score, schedule.weight)
+    epoch -= schedule.alternation
+    if epoch < schedule.finetune:
+        return Phase("finetune", 0, epoch, schedule.finetune)
+    return Phase("control", 0, epoch - schedule.finetune, schedule.finetune)
+
+
+DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
+    "step": lambda progress: 0.1 ** ((progress >= 0.5) + (progress >= 0.75)),
+}
+"""Share of the initial learning rate at a progress from 0 to 1 through the phase."""
+
+
+def learning_rate(initial: float, decay: str, ramp: int, phase: Phase, done: float) -> float:
+    """The rate after ``done`` (0 to 1) of the phase's current epoch; it rises linearly over the first ``ramp`` epochs."""
+    epochs = phase.index + done
+    if epochs < ramp:
+        return initial * (epochs + 1e-3) / ramp
+    return initial * DECAYS[decay]((epochs - ramp) / max(phase.length - ramp, 1))

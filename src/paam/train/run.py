@@ -1,0 +1,246 @@
+"""Recipe -> run directory: the resolved recipe, the record, the plan and the weights, with checkpoints on the way."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paam.artifacts import PLAN_FILE, WEIGHTS_FILE, save
+from paam.cost import count, measure_latency
+from paam.data import Dataset, load_data
+from paam.errors import ArtifactError, DeviceError, DivergedError, RecipeError
+from paam.files import write_atomically
+from paam.models import build_model
+from paam.pruner import Pruner
+from paam.recipe import Recipe, recipe_to_toml
+from paam.record import VERSION, Event, RecordWriter, environment, of_kind, read_record
+from paam.schedule import phase_at
+from paam.train.batches import EvaluationBatches, Normalization, TrainingBatches
+from paam.train.checkpoint import read_newest_checkpoint, write_checkpoint
+from paam.train.engine import Engine
+from paam.version import __version__
+
+RECIPE_FILE = "recipe.toml"
+RECORD_FILE = "record.jsonl"
+CHECKPOINTS = "checkpoints"
+LATENCY_BATCH = 32
+
+OnStep = Callable[[int, int], None]
+
+
+def run(
+    recipe: Recipe,
+    out: Path,
+    *,
+    seed: int = 0,
+    device: str = "auto",
+    resume: bool = False,
+    overwrite: bool = False,
+    watch: Callable[[Event], None] = lambda event: None,
+    on_step: OnStep = lambda step, steps: None,
+) -> list[Event]:
+    """Run a recipe and return its record. Nothing is written before data, model and target have been checked."""
+    device = find_device(device)
+    finished = _check_directory(out, recipe, seed, resume=resume, overwrite=overwrite)
+    if finished:
+        return finished
+    if recipe.train.threads:
+        torch.set_num_threads(recipe.train.threads)
+    data = _load_data(recipe, seed)
+    pruner = _build_pruner(recipe, data, seed, device)
+    saved = read_newest_checkpoint(out / CHECKPOINTS) if resume else None
+    first = 0 if saved is None else int(saved[1]["epoch"])
+
+    writer = _prepare_directory(out, recipe, first if saved else None)
+
+    def emit(event: Event) -> None:
+        writer(event)
+        watch(event)
+
+    if saved is None:
+        emit(_start_event(recipe, seed, device, pruner, data))
+    else:
+        for event in read_record(out / RECORD_FILE):
+            watch(event)
+    normalize = Normalization(data.mean, data.std)
+    settings = recipe.data
+    batches = TrainingBatches(
+        data.train,
+        normalize,
+        batch_size=settings.batch_size,
+        crop=settings.crop,
+        flip=settings.flip,
+        seed=seed,
+        device=device,
+    )
+    monitor = EvaluationBatches(data.holdout or data.test, normalize, device=device)
+    engine = Engine(pruner, recipe, batches, seed=seed, emit=emit)
+    engine.on_step = on_step
+    if saved is not None:
+        engine.restore(first, *saved)
+    for epoch in range(first, recipe.schedule.total):
+        try:
+            engine.run_epoch(epoch, lambda model: accuracy(model, monitor))
+        except DivergedError as error:
+            raise DivergedError(f"{error} The last good state is in {out / CHECKPOINTS}.") from error
+        following = epoch + 1
+        ends_phase = following == recipe.schedule.total or phase_at(recipe.schedule, following).first
+        if ends_phase or following % recipe.train.checkpoint_every == 0:
+            write_checkpoint(out / CHECKPOINTS, following, *engine.state(following))
+    test = EvaluationBatches(data.test, normalize, device=device)
+    _finish(engine, test, _example(data, device, LATENCY_BATCH), out, emit)
+    return read_record(out / RECORD_FILE)
+
+
+def accuracy(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Percent of samples classified right, in evaluation mode."""
+    was_training = model.training
+    model.eval()
+    right = total = 0
+    with torch.inference_mode():
+        for images, labels in batches:
+            right += int((model(images).argmax(1) == labels).sum())
+            total += len(labels)
+    model.train(was_training)
+    return 100 * right / total
+
+
+def find_device(name: str) -> str:
+    """"auto" takes a GPU when there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        there = "cpu" + (f", cuda (0 to {torch.cuda.device_count() - 1})" if torch.cuda.is_available() else "")
+        raise DeviceError(f"The device '{name}' is not there; this machine has: {there}.") from error
+    return name
+
+
+def _check_directory(out: Path, recipe: Recipe, seed: int, *, resume: bool, overwrite: bool) -> list[Event] | None:
+    """The record of a run that is finished and only to be shown again; None when there is work to do."""
+    if resume and overwrite:
+        raise ArtifactError("--resume and --overwrite contradict each other; give one of them.")
+    if out.exists() and not out.is_dir():
+        raise ArtifactError(f"{out} is a file; give a directory with --out.")
+    occupied = out.is_dir() and any(out.iterdir())
+    if occupied and not (resume or overwrite):
+        raise ArtifactError(
+            f"The directory {out} is not empty; go on with --resume, start over with --overwrite, or choose another --out."
+        )
+    if occupied and not (out / RECORD_FILE).is_file():
+        raise ArtifactError(f"The directory {out} holds something else than a run; choose another --out.")
+    if not resume:
+        return None
+    if not occupied:
+        raise ArtifactError(f"There is no run in {out} to resume; start it without --resume.")
+    events = read_record(out / RECORD_FILE)
+    start = of_kind(events, "start")
+    if not start or start[0]["seed"] != seed or start[0]["recipe"] != _portable(recipe):
+        raise ArtifactError(
+            f"The run in {out} was started with another recipe or seed; repeat its command and add --resume"
+            " (its record.jsonl begins with both)."
+        )
+    return events if of_kind(events, "end") else None
+
+
+def _prepare_directory(out: Path, recipe: Recipe, resume_at: int | None) -> RecordWriter:
+    if resume_at is not None:
+        return RecordWriter(out / RECORD_FILE, keep_before_epoch=resume_at)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in (RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE):
+            (out / name).unlink(missing_ok=True)
+        shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
+    except OSError as error:
+        raise ArtifactError(f"The run directory {out} cannot be made: {error.strerror}.") from error
+    write_atomically(out / RECIPE_FILE, recipe_to_toml(recipe).encode())
+    return RecordWriter(out / RECORD_FILE)
+
+
+def _load_data(recipe: Recipe, seed: int) -> Dataset:
+    settings = recipe.data
+    return load_data(
+        settings.name,
+        directory=settings.directory,
+        image_size=settings.image_size,
+        holdout=settings.holdout,
+        seed=seed,
+    )
+
+
+def _build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str) -> Pruner:
+    torch.manual_seed(seed)
+    channels = data.train.images.shape[1]
+    model = build_model(recipe.model.name, num_classes=len(data.classes), in_channels=channels).to(device)
+    pruner = Pruner(
+        model, _example(data, device, 1), score_lr=recipe.score_lr, inplace=True, **asdict(recipe.prune)
+    )
+    with torch.no_grad():
+        answer = pruner.model.eval()(_example(data, device, 2))
+    if not isinstance(answer, Tensor) or answer.shape != (2, len(data.classes)):
+        raise RecipeError(
+            f"The model '{recipe.model.name}' must return logits [N, {len(data.classes)}] for this data set"
+            f" ({len(data.classes)} classes); it returned {list(getattr(answer, 'shape', []))} for two images."
+        )
+    return pruner
+
+
+def _portable(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain data, without where the data lies: a run may go on where they lie elsewhere."""
+    tree = asdict(recipe)
+    del tree["data"]["directory"]
+    return tree
+
+
+def _example(data: Dataset, device: str, batch: int) -> Tensor:
+    return torch.zeros(batch, *data.train.images.shape[1:], device=device)
+
+
+def _start_event(recipe: Recipe, seed: int, device: str, pruner: Pruner, data: Dataset) -> Event:
+    dense = pruner.network.dense
+    sizes = {"train": len(data.train), "holdout": len(data.holdout or ()), "test": len(data.test)}
+    return {
+        "event": "start",
+        "version": VERSION,
+        "paam": __version__,
+        **environment(device),
+        "device": device,
+        "seed": seed,
+        "command": " ".join(["paam", *sys.argv[1:]]),
+        "recipe": _portable(recipe),
+        "samples": sizes,
+        "monitor": "holdout" if data.holdout else "test",
+        "dense": {"params": dense.params, "macs": dense.macs},
+        "groups": {g.name: {"width": g.width, "stream": g.stream} for g in pruner.network.groups},
+    }
+
+
+def _finish(engine: Engine, test: EvaluationBatches, example: Tensor, out: Path, emit: Callable[[Event], None]) -> None:
+    """Measure what came out, write the artifacts, and close the record."""
+    small = engine.small if engine.small is not None else engine.pruner.compact()
+    dense = engine.control if engine.control is not None else engine.dense_model()
+    assert engine.pruner.selection is not None  # every schedule has at least one cycle
+    plan = engine.pruner.selection.plan
+    latency = measure_latency({"dense": dense, "pruned": small}, example)
+    save(small, out)
+    results: dict[str, Any] = {}
+    for name, model in (("dense", dense), ("pruned", small)):
+        counted = count(model, example[:1])
+        results[name] = {
+            "accuracy": accuracy(model, test),
+            "params": counted.params,
+            "macs": counted.macs,
+            "latency_ms": asdict(latency[name]),
+            "uncounted": counted.uncounted,
+        }
+    results["dense"]["trained"] = "as long as the pruned one" if engine.control is not None else "warm-up only"
+    kept = {name: [len(k.filters), k.width] for name, k in plan.groups.items()}
+    emit({"event": "end", "latency_batch": len(example), "kept_filters": kept, **results})
