@@ -39,9 +39,9 @@ def test_unknown_names_are_refused_with_a_hint(name, hint):
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 1.5, float("nan")])
-def test_holdout_must_be_a_share(share):
+def test_holdout_must_be_a_share_before_anything_is_read(share):
     with pytest.raises(RecipeError, match="at least 0 and less than 1"):
-        load_data("digits", directory=None, image_size=None, holdout=share, seed=0)
+        load_data("cifar10", directory="nowhere", image_size=None, holdout=share, seed=0)
 
 
 @pytest.mark.parametrize(("name", "native"), [("digits", 8), ("cifar10", 32)])

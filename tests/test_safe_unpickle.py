@@ -132,6 +132,7 @@ HOSTILE = {
     "newobj": (b"\x80\x02cnumpy\ndtype\n)\x81.", "NEWOBJ is not allowed"),
     "extension": (b"\x80\x02\x82\x01.", "EXT1 is not allowed"),
     "persistent id": (b"Pfile\n.", "PERSID is not allowed"),
+    "bad escape in a global": (b"\x80\x02cnum\\qpy\ndtype\n.", "invalid escape"),
     "bad escape": (b"S'\\q'\n.", "STRING is not allowed"),
     "big int": (pickle.dumps({"a": 2**40}, 2), "LONG1 is not allowed"),
     "float": (pickle.dumps({"a": 0.5}, 2), "BINFLOAT is not allowed"),
@@ -185,8 +186,8 @@ def test_hostile_or_foreign_pickles_are_refused(tmp_path, case):
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [b"K\x05K\x05\x86", b"J\xff\xff\xff\xffJ\xe8\xff\xff\xff\x86", b"N\x85", b"(" + b"K\x01" * 17 + b"t"],
+    "shape", [b"K\x05K\x05\x86", b"K\x04K\x05\x86", b"J\xff\xff\xff\xffJ\xe8\xff\xff\xff\x86", b"N\x85", b"(" +
+    b"K\x01" * 17 + b"t"],
 )
 def test_an_array_must_have_the_bytes_of_its_shape(tmp_path, shape):
     raw = python2_batch()

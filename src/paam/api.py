@@ -75,9 +75,10 @@ def prune(
 ) -> Pruned:
     """Train, prune and fine-tune a classifier. ``model`` is copied, not changed.
 
-    train, val: batches of images and labels. Exactly one target, as a share of the dense network that may remain, or a
-    threshold on scores. ``schedule``: epochs of each phase; start with ``Schedule(warmup=0, ...)`` from a trained network.
-    ``recipe``: everything else (optimisers, scorer, penalty, ...). ``on_event`` is told of every epoch.
+    train, val: batches of images and labels. Exactly one target, as a share of the dense network that may remain,
+    or a threshold on scores. ``schedule``: epochs of each phase; start with ``Schedule(warmup=0, ...)`` from a
+    trained network. ``recipe``: everything else (optimisers, scorer, penalty, ...). ``on_event`` is told of every
+    epoch.
     """
     recipe = recipe or Recipe()
     target = Target(threshold, keep_filters, keep_macs, keep_params)

@@ -95,9 +95,7 @@ def _prune(recipe: str, overrides: dict[str, Any], out: Path, *, seed: int, **op
     console = Console()
     loaded = load_recipe(recipe, overrides)
     with Progressing(console) as progress:
-        events: list[Event] = run(
-            loaded, out, seed=seed, watch=progress.event, on_step=progress.step, **options
-        )
+        events: list[Event] = run(loaded, out, seed=seed, watch=progress.event, on_step=progress.step, **options)
     console.print(summary(events))
     console.print(f"\nartifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors", highlight=False)
 

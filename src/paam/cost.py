@@ -1,7 +1,7 @@
 """The one counter: parameters, multiply-accumulates, latency. It also names what it did not count.
 
-MACs are those of convolutions and linear layers (matrix products included), for one pass over the given inputs divided by
-the batch size. Everything else that ran is listed in ``uncounted``.
+MACs are those of convolutions and linear layers (matrix products included), for one pass over the given inputs
+divided by the batch size. Everything else that ran is listed in ``uncounted``.
 """
 
 from __future__ import annotations

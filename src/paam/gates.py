@@ -19,9 +19,7 @@ class Gate(nn.Module):
 
     mask: Tensor
 
-    def __init__(
-        self, filters: Sequence[nn.Parameter], scorer: nn.Module, phi: Callable[[Tensor], Tensor]
-    ) -> None:
+    def __init__(self, filters: Sequence[nn.Parameter], scorer: nn.Module, phi: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         # A plain list, so that the network's weights are read here without belonging to the gate.
         self._filters = list(filters)

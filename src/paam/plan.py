@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,8 +35,8 @@ class Kept:
 class Plan:
     """What stays of a network.
 
-    ``fingerprint`` names the architecture, ``inputs`` the shapes it was traced with; placement and streams say where gates
-    stand.
+    ``fingerprint`` names the architecture, ``inputs`` the shapes it was traced with; placement and streams say
+    where gates stand.
     """
 
     fingerprint: str
@@ -67,9 +68,7 @@ class Plan:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ArtifactError(f"{source} is not a paam plan.")
         if data.get("version") != VERSION:
-            raise ArtifactError(
-                f"{source} has plan version {data.get('version')}; this paam reads version {VERSION}."
-            )
+            raise ArtifactError(f"{source} has plan version {data.get('version')}; this paam reads version {VERSION}.")
         strings = [data.get(key) for key in ("fingerprint", "placement", "streams")]
         groups = data.get("groups")
         if not all(isinstance(s, str) for s in strings) or not isinstance(groups, dict):
@@ -89,19 +88,16 @@ class Plan:
 
 def _shapes(value: object, source: str) -> tuple[tuple[int, ...], ...]:
     shapes = value if isinstance(value, list) else []
-    if not shapes or not all(isinstance(s, list) and s and all(type(n) is int and 0 < n < 1 << 20 for n in s) for s in shapes):
+    if not shapes or not all(
+        isinstance(s, list) and s and all(type(n) is int and 0 < n < 1 << 20 for n in s) for s in shapes
+    ):
         raise ArtifactError(f"{source} lacks the shapes of the network's inputs.")
     return tuple(tuple(shape) for shape in shapes)
 
 
 def _kept(name: str, entry: object, source: str) -> Kept:
-    width = entry.get("width") if isinstance(entry, dict) else None
-    keep = entry.get("keep") if isinstance(entry, dict) else None
-    whole = isinstance(width, int) and isinstance(keep, list) and all(type(i) is int for i in keep)
-    if not whole or any(b <= a for a, b in zip(keep, keep[1:], strict=False)) or not _inside(keep, width):  # type: ignore[index,arg-type]
-        raise ArtifactError(f"{source}: group '{name}' needs a width and ascending filter numbers below it.")
-    return Kept(width, tuple(keep))  # type: ignore[arg-type]
-
-
-def _inside(keep: list[int], width: int) -> bool:
-    return not keep or (keep[0] >= 0 and keep[-1] < width)
+    width, keep = (entry.get("width"), entry.get("keep")) if isinstance(entry, dict) else (None, None)
+    if type(width) is int and isinstance(keep, list) and all(type(i) is int and 0 <= i < width for i in keep):
+        if all(a < b for a, b in itertools.pairwise(keep)):
+            return Kept(width, tuple(keep))
+    raise ArtifactError(f"{source}: group '{name}' needs a width and ascending filter numbers below it.")

@@ -1,14 +1,14 @@
 """Pruner: PAAM around anyone's own training loop.
 
-    pruner = paam.Pruner(model, example_inputs=x, scorer="kq", penalty=5e-4)
-    for cycle in range(10):
-        with pruner.scoring():  # network and batch-norm statistics frozen, analog gates
-            for x, y in loader:
-                loss = criterion(pruner.model(x), y) + pruner.penalty()
-                ...
-        with pruner.weighting(keep_macs=0.5):  # scorers frozen, binary gates
-            train_one_epoch(pruner.model, loader)
-    small = pruner.compact()
+pruner = paam.Pruner(model, example_inputs=x, scorer="kq", penalty=5e-4)
+for cycle in range(10):
+    with pruner.scoring():  # network and batch-norm statistics frozen, analog gates
+        for x, y in loader:
+            loss = criterion(pruner.model(x), y) + pruner.penalty()
+            ...
+    with pruner.weighting(keep_macs=0.5):  # scorers frozen, binary gates
+        train_one_epoch(pruner.model, loader)
+small = pruner.compact()
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class Pruner:
     def weighting(self, **target: float | None) -> Iterator[None]:
         """Weight phase: binary gates; scorers do not move. A target selects anew, none keeps the current selection.
 
-        Filters whose gate is closed leave the phase as they entered it, whatever momentum or weight decay did to them, so
-        that they are intact if their score brings them back.
+        Filters whose gate is closed leave the phase as they entered it, whatever momentum or weight decay did to
+        them, so that they are intact if their score brings them back.
         """
         if target:
             self.select(**target)
@@ -200,6 +200,6 @@ class Pruner:
             if len(rows):
                 for layer in (*group.layers, *group.norms):
                     module = self.network.traced.model.get_submodule(layer)
-                    for parameter in module.parameters(recurse=False):
-                        saved.append((parameter, rows, parameter.detach()[rows].clone()))
+                    own = module.parameters(recurse=False)
+                    saved += [(parameter, rows, parameter.detach()[rows].clone()) for parameter in own]
         return saved

@@ -1,4 +1,4 @@
-"""Recipes: one experiment as TOML, read strictly. Unknown names, wrong types and impossible values are refused by name."""
+"""Recipes: one experiment as TOML, read strictly: unknown names, wrong types and impossible values are refused."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """"finetune.lr=0.05" -> ("finetune.lr", 0.05). Values are TOML; a bare word is a string."""
+    """ "finetune.lr=0.05" -> ("finetune.lr", 0.05). Values are TOML; a bare word is a string."""
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
         raise RecipeError(f"--set takes key=value, for example --set finetune.lr=0.05; '{text}' was given.")
@@ -249,7 +249,11 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     if float in kinds and type(value) is int:
         value = float(value)
     if type(value) not in kinds:
-        wanted = " or ".join({float: "a number", int: "a whole number", str: "text", bool: "true or false"}[k] for k in kinds if k is not type(None))
+        wanted = " or ".join(
+            {float: "a number", int: "a whole number", str: "text", bool: "true or false"}[k]
+            for k in kinds
+            if k is not type(None)
+        )
         raise RecipeError(f"{name} must be {wanted}; {value!r} was given.")
     if name in CHOICES and value not in CHOICES[name]:
         raise RecipeError(f"{name} cannot be '{value}'.{nearest(value, CHOICES[name])}")

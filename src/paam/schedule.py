@@ -74,7 +74,7 @@ DECAYS: dict[str, Callable[[float], float]] = {
 
 
 def learning_rate(initial: float, decay: str, ramp: int, phase: Phase, done: float) -> float:
-    """The rate after ``done`` (0 to 1) of the phase's current epoch; it rises linearly over the first ``ramp`` epochs."""
+    """The rate after ``done`` (0 to 1) of the current epoch; it rises linearly over the first ``ramp`` epochs."""
     epochs = phase.index + done
     if epochs < ramp:
         return initial * (epochs + 1e-3) / ramp

@@ -69,9 +69,7 @@ def check_scorer(name: str) -> None:
         raise RecipeError(f"There is no scorer '{name}'.{nearest(name, SCORERS)}")
 
 
-def make_scorer(
-    name: str, filters: int, weights: int, *, dim_ratio: float = 1.0, alpha: float = 1.0
-) -> nn.Module:
+def make_scorer(name: str, filters: int, weights: int, *, dim_ratio: float = 1.0, alpha: float = 1.0) -> nn.Module:
     """A scorer for ``filters`` filters of ``weights`` weights each. dim_ratio (d over F) and alpha concern KQ only."""
     check_scorer(name)
     if name == "kq":

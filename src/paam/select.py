@@ -19,7 +19,7 @@ from paam.plan import Plan
 
 @dataclass(frozen=True)
 class Target:
-    """Where to stop: exactly one of these. The three shares are of the dense network, 0 to 1, and may not be exceeded."""
+    """Where to stop: exactly one of these. Shares are of the dense network, 0 to 1, and are never exceeded."""
 
     threshold: float | None = None
     keep_filters: float | None = None
@@ -60,8 +60,8 @@ def select(network: Network, scores: Mapping[str, Tensor], target: Target) -> Se
         removed = order.below(target.threshold)
         if removed > most:
             raise TargetError(
-                f"threshold = {target.threshold:g} leaves no path from input to output; with these scores it can be at most"
-                f" {order.threshold(most):.4g}."
+                f"threshold = {target.threshold:g} leaves no path from input to output;"
+                f" with these scores it can be at most {order.threshold(most):.4g}."
             )
     elif target.keep_filters is not None:
         removed = order.total - int(np.floor(target.keep_filters * order.total + 1e-9))
@@ -104,7 +104,7 @@ def _unreachable(name: str, share: float, least: float) -> TargetError:
 
 
 class _Order:
-    """All filters in one line, lowest score first; each group's best filters stand outside of it while they must stay."""
+    """All removable filters in one line, lowest score first; those that a group must keep stand outside."""
 
     def __init__(self, network: Network, scores: Mapping[str, Tensor]) -> None:
         self.groups = network.groups

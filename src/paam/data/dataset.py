@@ -16,9 +16,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 def check_share(share: float) -> None:
     """Raise RecipeError unless 0 <= share < 1 (NaN fails too)."""
     if not 0 <= share < 1:
-        raise RecipeError(
-            f"holdout is {share}, but must be at least 0 and less than 1: a share of the train set."
-        )
+        raise RecipeError(f"holdout is {share}, but must be at least 0 and less than 1: a share of the train set.")
 
 
 def check_native_size(name: str, image_size: int | None, native: int) -> None:
@@ -56,9 +54,7 @@ def hold_out(train: Split, share: float, seed: int) -> tuple[Split, Split | None
         return train, None
     held = stratified_mask(train.labels, share, seed)
     if not held.any():
-        raise RecipeError(
-            f"holdout is {share}, but no class of the train set has a second image: set holdout to 0."
-        )
+        raise RecipeError(f"holdout is {share}, but no class of the train set has a second image: set holdout to 0.")
     kept = ~held
     return Split(train.images[kept], train.labels[kept]), Split(train.images[held], train.labels[held])
 

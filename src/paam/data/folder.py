@@ -38,9 +38,7 @@ def load_folder(directory: str | Path | None, image_size: int | None, seed: int 
     alone), scaled so that its shorter side is image_size pixels, and cropped around its centre.
     """
     if directory is None:
-        raise DataError(
-            "The dataset 'folder' needs a directory with one folder per class: name it with --data DIR."
-        )
+        raise DataError("The dataset 'folder' needs a directory with one folder per class: name it with --data DIR.")
     if image_size is None or image_size < 1:
         raise RecipeError(
             f"image_size is {image_size}, but the dataset 'folder' needs one: the side, in pixels, of the "
@@ -48,9 +46,7 @@ def load_folder(directory: str | Path | None, image_size: int | None, seed: int 
         )
     root = Path(directory)
     if not root.is_dir():
-        raise DataError(
-            f"There is no directory {root}. Name one that has a folder per class with --data DIR."
-        )
+        raise DataError(f"There is no directory {root}. Name one that has a folder per class with --data DIR.")
     classes, train, test = _list_both(root, seed)
     count = len(train) + len(test)
     needed = count * 3 * image_size**2
@@ -87,9 +83,7 @@ def _list_both(root: Path, seed: int) -> tuple[tuple[str, ...], list[Entry], lis
         return classes, train, [entry for entry, drawn in zip(entries, in_test, strict=True) if drawn]
     test_root = root / "test" if (root / "test").is_dir() else root / "val"
     if not test_root.is_dir():
-        raise DataError(
-            f"{root} has a folder train, but neither test nor val. Add one with the same class folders."
-        )
+        raise DataError(f"{root} has a folder train, but neither test nor val. Add one with the same class folders.")
     classes, train = _list_classes(root / "train")
     test_classes, test = _list_classes(test_root)
     if classes != test_classes:
@@ -162,8 +156,7 @@ def _decode(path: Path, side: int) -> np.ndarray[tuple[int, ...], np.dtype[np.ui
     except Exception as error:
         raise DataError(f"{path} cannot be read as an image ({error}). Replace or remove it.") from error
     raise DataError(
-        f"{path} claims {width:,} x {height:,} pixels, over the limit of {MAX_PIXELS:,}. Scale it down "
-        "or remove it."
+        f"{path} claims {width:,} x {height:,} pixels, over the limit of {MAX_PIXELS:,}. Scale it down or remove it."
     )
 
 

@@ -49,7 +49,7 @@ def set_state(target: object, state: object) -> None:
 
 def _view(shape: tuple[Any, ...], dtype: np.dtype[Any], fortran: bool, content: bytes) -> NDArray[Any]:
     """A read-only view: thousands of arrays over one content cost no memory."""
-    if not all(isinstance(side, int) and side >= 0 for side in shape):
+    if not all(isinstance(side, int) for side in shape):
         raise ValueError("it holds an array with an impossible shape")
     if math.prod(shape) * dtype.itemsize != len(content):
         raise ValueError(f"it holds an array of shape {shape} and type {dtype} with {len(content):,} bytes")

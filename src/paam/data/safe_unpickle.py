@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import pickletools
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,15 @@ def safe_load(path: Path) -> dict[Key, Value]:
         raise DataError(f"There is no file {path}.")
     size = path.stat().st_size
     if size > MAX_FILE_BYTES:
-        raise DataError(
-            f"{path} has {size:,} bytes: over the {MAX_FILE_BYTES:,} that paam reads of a pickle."
-        )
+        raise DataError(f"{path} has {size:,} bytes: over the {MAX_FILE_BYTES:,} that paam reads of a pickle.")
     raw = path.read_bytes()
     stream = io.BytesIO(raw)
     try:
-        return _interpret(raw, stream)
-    except ValueError as error:
+        # genops warns about odd escapes in the names of globals; no honest name has any
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return _interpret(raw, stream)
+    except (ValueError, Warning) as error:
         raise DataError(
             f"{path} is refused near byte {stream.tell():,}: {error}. paam reads only plain values, lists "
             "and numeric arrays from a pickle; take the file from the official archive."
@@ -57,7 +59,7 @@ def safe_load(path: Path) -> dict[Key, Value]:
 
 
 def _interpret(raw: bytes, stream: io.BytesIO) -> dict[Key, Value]:
-    """Follow the opcodes in raw, which stream reads from its start; ValueError says what is refused."""
+    """Follow the opcodes in raw, which stream reads from its start; what is raised says what is refused."""
     operations = pickletools.genops(stream)
     machine = _Machine(max_encoded=len(raw))
     for _ in range(MAX_STEPS):

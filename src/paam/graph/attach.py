@@ -1,7 +1,8 @@
 """Where gates go: groups of filters, and the gated network.
 
-A group starts at a convolution or linear layer and follows its channels as long as they go one way: through batch norm,
-activations, depthwise convolutions and, at the placement "sum", through the residual addition. Its gate stands at the end.
+A group starts at a convolution or linear layer and follows its channels as long as they go one way: through batch
+norm, activations, depthwise convolutions and, at the placement "sum", through the residual addition. Its gate
+stands at the end.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ GATES = "gates"
 class Group:
     """Filters that live and die together: filter i of every layer in ``layers`` is channel i at every site.
 
-    ``layers``: layers whose filters are scored. ``norms``: per-channel layers between them and the gate. ``sites``: nodes
-    behind which the gate multiplies. ``area``: values per channel and sample. ``least``: how many filters must stay.
-    ``stream``: they write into a residual stream.
+    ``layers``: layers whose filters are scored. ``norms``: per-channel layers between them and the gate. ``sites``:
+    nodes behind which the gate multiplies. ``area``: values per channel and sample. ``least``: how many filters
+    must stay. ``stream``: they write into a residual stream.
     """
 
     name: str
@@ -154,7 +155,7 @@ def _required(ops: Sequence[Op], sites: set[fx.Node]) -> set[fx.Node]:
 
 
 class GatedModel(fx.GraphModule):
-    """The traced network with gates in it. While ``norms_frozen``, ``train()`` leaves batch norms in evaluation mode."""
+    """The traced network with gates in it. While ``norms_frozen``, train() leaves batch norms in evaluation mode."""
 
     norms_frozen = False
 

@@ -44,7 +44,7 @@ class ChannelMap(nn.Module):
 
 
 class OnesChannel(nn.Module):
-    """One more channel, all ones, behind the others: a padded convolution reads the sum of its constant inputs from it."""
+    """One more channel, all ones: a padded convolution reads the sum of its constant inputs from it."""
 
     def __init__(self, axis: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class OnesChannel(nn.Module):
 
 
 class NoChannels(nn.Module):
-    """A value of which every channel became constant: a batch of the traced shape without channels, for maps to fill."""
+    """A value whose channels all became constant: a batch of the traced shape without channels, to be filled."""
 
     def __init__(self, shape: Sequence[int], axis: int) -> None:
         super().__init__()

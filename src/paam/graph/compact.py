@@ -1,9 +1,9 @@
 """Kept filters -> the smaller network, which computes what the gated one computes with binary gates.
 
-Layers shrink to the channels that remain. Where neighbours hold different channels a ChannelMap stands between them. What
-a removed channel contributed as a constant is read off the gated network itself, run once on the example input, and is
-carried by the next bias. A network that needs no map keeps its class; otherwise it becomes an fx.GraphModule whose layers
-keep their names.
+Layers shrink to the channels that remain. Where neighbours hold different channels a ChannelMap stands between
+them. What a removed channel contributed as a constant is read off the gated network itself, run once on the example
+input, and is carried by the next bias. A network that needs no map keeps its class; otherwise it becomes an
+fx.GraphModule whose layers keep their names.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ Every value in the graph has a channel axis, and every channel on it a state:
   ZERO   it is 0 for every input, everywhere: a closed gate and what follows from it
   CONST  it is one number for every input, everywhere: a batch norm's offset of a closed channel, say
 
-A flow answers three questions about one operation. ``forward``: the states of its output, given those of its inputs.
-``backward``: which channels of each input it needs, given which of its output are needed. ``layout``: which channels each
-input must physically hold, and which the output then holds. States and needs follow from the graph and the plan alone,
-never from weights, so a plan gives the same small network on any copy of the model.
+A flow answers three questions about one operation. ``forward``: the states of its output, given those of its
+inputs. ``backward``: which channels of each input it needs, given which of its output are needed. ``layout``: which
+channels each input must physically hold, and which the output then holds. States and needs follow from the graph
+and the plan alone, never from weights, so a plan gives the same small network on any copy of the model.
 
 States are int8 arrays, needs are bool arrays, layouts are int64 arrays of original channel numbers in ascending order.
 """
@@ -37,7 +37,7 @@ class Flow(Protocol):
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]: ...
 
     def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
-        """``wanted``: output channels that are needed and LIVE. Returns the input layouts to provide, and the output's."""
+        """``wanted``: output channels that are needed and LIVE. Returns the input layouts needed, and the output's."""
         ...
 
 

@@ -1,8 +1,8 @@
 """One table: operation -> how channels flow through it. What is not in the table is refused by name and place.
 
-A rule is a function of a :class:`Site` (one node of the graph, with shapes and channel axes at hand) that returns an
-:class:`Op`. To teach paam an operation, write its rule and enter it under the module class, the function, or the name of
-the tensor method; `test_rules.py` walks the table.
+A rule is a function of a :class:`Site` (one node of the graph, with shapes and channel axes at hand) that returns
+an :class:`Op`. To teach paam an operation, write its rule and enter it under the module class, the function, or the
+name of the tensor method; `test_rules.py` walks the table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paam.graph.trace import Shape, Traced
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """One operation of the graph with its flow. ``inputs`` are the nodes whose channels it reads, in the flow's order."""
+    """One operation with its flow. ``inputs``: the nodes whose channels it reads, in the order the flow expects."""
 
     node: fx.Node
     flow: Flow
@@ -196,7 +196,9 @@ def flatten(site: Site) -> Op:
 
 def _flat_axis(site: Site, shape: Shape, axis: int) -> int:
     if axis != 1 or site.shape() != (shape[0], math.prod(shape[1:])):
-        raise site.refusal(f"it turns {list(shape)} into {list(site.shape())}; only [N, C, ...] to [N, features] is known")
+        raise site.refusal(
+            f"it turns {list(shape)} into {list(site.shape())}; only [N, C, ...] to [N, features] is known"
+        )
     return 1
 
 

@@ -1,7 +1,7 @@
 """Kept filters -> which channels remain physically present at every value, and what that costs.
 
-Three passes over the graph: states forward (what is zero or constant), needs backward (what somebody still reads), layouts
-forward (what is present). Linear in the size of the graph.
+Three passes over the graph: states forward (what is zero or constant), needs backward (what somebody still reads),
+layouts forward (what is present). Linear in the size of the graph.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Masks = Mapping[str, Needs]
 class Settled:
     """One operation after pruning.
 
-    ``maps``: for each input, where its wanted channels stand in the tensor that is there (-1: nowhere), or None when that
-    tensor serves as it is. ``constants``: for each input, wanted channels that must be filled with a non-zero constant.
-    ``out``: the channels that the output holds. ``folded``: some absent inputs of a convolution or linear layer are non-zero
-    constants, which move into its bias or into a column that reads ones.
+    ``maps``: for each input, where its wanted channels stand in the tensor that is there (-1: nowhere), or None
+    when that tensor serves as it is. ``constants``: for each input, wanted channels that must be filled with a non-
+    zero constant. ``out``: the channels that the output holds. ``folded``: some absent inputs of a convolution or
+    linear layer are non-zero constants, which move into its bias or into a column that reads ones.
     """
 
     op: Op
@@ -94,7 +94,7 @@ def solve(ops: Sequence[Op], masks: Masks) -> Solution:
 
 
 def _align(present: Layout, states: States, wanted: Layout) -> tuple[Layout | None, Layout]:
-    """How to make a tensor that holds the channels ``wanted`` out of one that holds ``present``, and what to fill in."""
+    """How a tensor that holds ``present`` becomes one that holds ``wanted``, and what to fill in."""
     if np.array_equal(present, wanted):
         return None, wanted[:0]
     place = np.full(len(states), -1)

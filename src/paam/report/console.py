@@ -1,4 +1,4 @@
-"""A run in the terminal: live progress while it goes on, tables when it is done. Plain lines where there is no terminal."""
+"""A run in the terminal: live progress, then tables; plain lines where output is not a terminal."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ class Progressing:
 def start_line(event: Event) -> str:
     recipe, dense = event["recipe"], event["dense"]
     return (
-        f"{recipe['model']['name']} on {recipe['data']['name']}: {dense['params']:,} parameters, {dense['macs']:,} MACs;"
+        f"{recipe['model']['name']} on {recipe['data']['name']}:"
+        f" {dense['params']:,} parameters, {dense['macs']:,} MACs;"
         f" PAAM-{recipe['prune']['scorer']}, seed {event['seed']}, {event['hardware']}"
     )
 
@@ -120,7 +121,9 @@ def summary(events: list[Event]) -> Group:
 
 def _headline(start: Event, end: Event) -> Table:
     dense, pruned = end["dense"], end["pruned"]
-    table = Table(title=f"{start['recipe']['model']['name']} on {start['recipe']['data']['name']}", title_justify="left")
+    table = Table(
+        title=f"{start['recipe']['model']['name']} on {start['recipe']['data']['name']}", title_justify="left"
+    )
     table.add_column("")
     for name in (f"dense ({dense['trained']})", "pruned", "change"):
         table.add_column(name, justify="right")

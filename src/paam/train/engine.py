@@ -35,7 +35,8 @@ LOSS_CHECK_EVERY = 50
 class Batches(Protocol):
     """Training batches of any origin: ``steps`` per epoch, images and labels on the network's device."""
 
-    steps: int
+    @property
+    def steps(self) -> int: ...
 
     def epoch(self, epoch: int) -> Iterable[tuple[Tensor, Tensor]]: ...
 

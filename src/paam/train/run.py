@@ -113,7 +113,7 @@ def accuracy(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> floa
 
 
 def find_device(name: str) -> str:
-    """"auto" takes a GPU when there is one."""
+    """ "auto" takes a GPU when there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -133,7 +133,8 @@ def _check_directory(out: Path, recipe: Recipe, seed: int, *, resume: bool, over
     occupied = out.is_dir() and any(out.iterdir())
     if occupied and not (resume or overwrite):
         raise ArtifactError(
-            f"The directory {out} is not empty; go on with --resume, start over with --overwrite, or choose another --out."
+            f"The directory {out} is not empty; go on with --resume, start over with --overwrite,"
+            " or choose another --out."
         )
     if occupied and not (out / RECORD_FILE).is_file():
         raise ArtifactError(f"The directory {out} holds something else than a run; choose another --out.")
@@ -180,9 +181,7 @@ def _build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str) -> Prun
     torch.manual_seed(seed)
     channels = data.train.images.shape[1]
     model = build_model(recipe.model.name, num_classes=len(data.classes), in_channels=channels).to(device)
-    pruner = Pruner(
-        model, _example(data, device, 1), score_lr=recipe.score_lr, inplace=True, **asdict(recipe.prune)
-    )
+    pruner = Pruner(model, _example(data, device, 1), score_lr=recipe.score_lr, inplace=True, **asdict(recipe.prune))
     with torch.no_grad():
         answer = pruner.model.eval()(_example(data, device, 2))
     if not isinstance(answer, Tensor) or answer.shape != (2, len(data.classes)):
