@@ -247,9 +247,7 @@ def test_binary_is_preferred_and_python_is_used_where_binary_is_incomplete(cifar
         (tmp_path / "cifar-10-batches-py" / batch).write_bytes(b"not read")
     with pytest.raises(DataError, match="data_batch_1 is refused"):
         load_data("cifar10", directory=tmp_path)
-    (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").symlink_to(
-        cifar / "cifar-10-batches-bin" / "test_batch.bin"
-    )
+    (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").symlink_to(cifar / "cifar-10-batches-bin" / "test_batch.bin")
     assert len(load_data("cifar10", directory=tmp_path / "cifar-10-batches-bin").test) == 10_000
     assert len(load_data("cifar10", directory=tmp_path).test) == 10_000
 
@@ -320,9 +318,7 @@ def test_a_pickle_that_is_no_batch_is_refused(cifar, tmp_path, changes, message)
 def test_text_keys_and_label_arrays_are_read_too(cifar, tmp_path):
     folder = linked(cifar, "cifar-10-batches-py", tmp_path / "py", without="test_batch")
     labels = np.arange(10_000) % 10
-    pixels = np.asfortranarray(
-        np.arange(10_000 * 3072, dtype=np.uint32).reshape(10_000, 3072).astype(np.uint8)
-    )
+    pixels = np.asfortranarray(np.arange(10_000 * 3072, dtype=np.uint32).reshape(10_000, 3072).astype(np.uint8))
     (folder / "test_batch").write_bytes(pickle.dumps({"labels": labels, "data": pixels}, 4))
     data = load_data("cifar10", directory=folder)
     assert data.test.labels.tolist() == labels.tolist()
@@ -405,9 +401,7 @@ def test_one_folder_per_class_is_split_by_the_seed(tmp_path):
     first, again, other = (folder_data(tmp_path, seed=seed) for seed in (1, 1, 2))
     assert first.classes == ("car", "train")
     for label_value in (0, 1):
-        train, test = (
-            part.images[part.labels == label_value, 1, 0, 0].tolist() for part in (first.train, first.test)
-        )
+        train, test = (part.images[part.labels == label_value, 1, 0, 0].tolist() for part in (first.train, first.test))
         assert len(test) == 4
         assert sorted(train + test) == list(range(20))
     assert torch.equal(first.test.images, again.test.images)
@@ -439,17 +433,17 @@ def test_deep_grey_is_scaled_and_not_clipped(tmp_path):
 
 def test_transparency_is_dropped(tmp_path):
     image = solid((10, 20, 30, 0), mode="RGBA")
-    assert only_image(
-        tmp_path, lambda folder: save(image, folder / "a.webp", lossless=True, exact=True)
-    ) == uniform(10, 20, 30)
+    assert only_image(tmp_path, lambda folder: save(image, folder / "a.webp", lossless=True, exact=True)) == uniform(
+        10, 20, 30
+    )
 
 
 def test_palettes_are_looked_up_even_with_transparency(tmp_path):
     image = solid(1, mode="P")
     image.putpalette([0, 0, 0, 9, 8, 7])
-    assert only_image(
-        tmp_path, lambda folder: save(image, folder / "a.PNG", transparency=b"\x00\x80")
-    ) == uniform(9, 8, 7)
+    assert only_image(tmp_path, lambda folder: save(image, folder / "a.PNG", transparency=b"\x00\x80")) == uniform(
+        9, 8, 7
+    )
 
 
 def test_the_first_frame_of_an_animation_counts(tmp_path):

@@ -57,11 +57,7 @@ def python2_batch() -> bytes:
 
     dtype = b"cnumpy\ndtype\nq\x0a" + text(b"u1") + b"K\x00K\x01\x87Rq\x0b"
     dtype += b"(K\x03" + text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\nq\x06cnumpy\nndarray\nq\x07K\x00\x85"
-        + text(b"b")
-        + b"\x87Rq\x08"
-    )
+    array = b"cnumpy.core.multiarray\n_reconstruct\nq\x06cnumpy\nndarray\nq\x07K\x00\x85" + text(b"b") + b"\x87Rq\x08"
     content = b"T" + struct.pack("<i", PIXELS.size) + PIXELS.tobytes()
     array += b"(K\x01K\x04K\x06\x86q\x09" + dtype + b"\x89" + content + b"tb"
     labels = b"]q\x04(K\x06K\x09M\x2c\x01J\x70\x11\x01\x00J\xff\xff\xff\xffe"
@@ -186,8 +182,14 @@ def test_hostile_or_foreign_pickles_are_refused(tmp_path, case):
 
 
 @pytest.mark.parametrize(
-    "shape", [b"K\x05K\x05\x86", b"K\x04K\x05\x86", b"J\xff\xff\xff\xffJ\xe8\xff\xff\xff\x86", b"N\x85", b"(" +
-    b"K\x01" * 17 + b"t"],
+    "shape",
+    [
+        b"K\x05K\x05\x86",
+        b"K\x04K\x05\x86",
+        b"J\xff\xff\xff\xffJ\xe8\xff\xff\xff\x86",
+        b"N\x85",
+        b"(" + b"K\x01" * 17 + b"t",
+    ],
 )
 def test_an_array_must_have_the_bytes_of_its_shape(tmp_path, shape):
     raw = python2_batch()
@@ -213,9 +215,7 @@ def test_every_truncation_is_refused(tmp_path, raw):
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_bytes_give_a_dict_or_a_data_error_and_nothing_else(tmp_path, data):
-    raw = bytearray(
-        data.draw(st.sampled_from([python2_batch(), pickle.dumps(SAMPLE, 2), pickle.dumps(SAMPLE, 4)]))
-    )
+    raw = bytearray(data.draw(st.sampled_from([python2_batch(), pickle.dumps(SAMPLE, 2), pickle.dumps(SAMPLE, 4)])))
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:

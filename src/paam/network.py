@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from paam.errors import ArtifactError, RecipeError, nearest
 from paam.graph.attach import Group, Placement, Streams, find_groups
 from paam.graph.compact import compact
+from paam.graph.path import strongest_path
 from paam.graph.rules import Op, bind
 from paam.graph.solve import Cost, predicted_cost, solve
 from paam.graph.trace import Traced, trace
@@ -45,9 +46,14 @@ class Network:
     def dense(self) -> Cost:
         return self.cost({})
 
-    def connected(self, choice: Choice) -> bool:
-        """Whether any output still depends on the input."""
-        return solve(self.ops, self._masks(choice)).reads_input
+    def strongest_path(self, scores: Mapping[str, NDArray[np.float64]]) -> dict[str, set[int]]:
+        """Filters, by group, whose weakest member scores highest among all paths from input to output."""
+        group_of = {site: group.name for group in self.groups for site in group.sites}
+        path = strongest_path(self.ops, {site: scores[name] for site, name in group_of.items()})
+        filters: dict[str, set[int]] = {group.name: set() for group in self.groups}
+        for site, channel in path:
+            filters[group_of[site]].add(channel)
+        return filters
 
     def plan(self, choice: Choice) -> Plan:
         groups = {}

@@ -6,13 +6,15 @@ One global order decides: filters fall in the order of their scores, whatever th
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paam.errors import TargetError
+from paam.graph.attach import Group
 from paam.network import Choice, Network
 from paam.plan import Plan
 
@@ -55,20 +57,15 @@ class Selection:
 def select(network: Network, scores: Mapping[str, Tensor], target: Target) -> Selection:
     """Choose the filters that stay. ``scores``: group name -> [width]."""
     order = _Order(network, scores)
-    most = _first(order.removable, lambda k: not network.connected(order.choice(k))) - 1
     if target.threshold is not None:
         removed = order.below(target.threshold)
-        if removed > most:
-            raise TargetError(
-                f"threshold = {target.threshold:g} leaves no path from input to output;"
-                f" with these scores it can be at most {order.threshold(most):.4g}."
-            )
     elif target.keep_filters is not None:
         removed = order.total - int(np.floor(target.keep_filters * order.total + 1e-9))
-        if removed > most:
-            raise _unreachable("keep_filters", target.keep_filters, (order.total - most) / order.total)
+        if removed > order.removable:
+            least = (order.total - order.removable) / order.total
+            raise _unreachable("keep_filters", target.keep_filters, least)
     else:
-        removed = _fit_budget(network, order, target, most)
+        removed = _fit_budget(network, order, target)
     choice = order.choice(removed)
     cost = network.cost(choice)
     shares = cost.params / network.dense.params, cost.macs / network.dense.macs
@@ -76,7 +73,7 @@ def select(network: Network, scores: Mapping[str, Tensor], target: Target) -> Se
     return Selection(network.plan(choice), threshold, *shares)
 
 
-def _fit_budget(network: Network, order: _Order, target: Target, most: int) -> int:
+def _fit_budget(network: Network, order: _Order, target: Target) -> int:
     """The fewest filters to remove so that the cost fits; the cost never rises as more are removed."""
     name = "macs" if target.keep_macs is not None else "params"
     share = target.keep_macs if target.keep_macs is not None else target.keep_params
@@ -87,14 +84,9 @@ def _fit_budget(network: Network, order: _Order, target: Target, most: int) -> i
         value: int = getattr(network.cost(order.choice(removed)), name)
         return value
 
-    if cost(most) > share * dense:
-        raise _unreachable(f"keep_{name}", share, cost(most) / dense)
-    return _first(most, lambda k: cost(k) <= share * dense)
-
-
-def _first(last: int, holds: Callable[[int], bool]) -> int:
-    """The smallest k in 0..last for which a condition holds that stays true once it is; last + 1 when it never does."""
-    return bisect_left(range(last + 1), True, key=holds)
+    if (least := cost(order.removable)) > share * dense:
+        raise _unreachable(f"keep_{name}", share, least / dense)
+    return bisect_left(range(order.removable + 1), True, key=lambda removed: cost(removed) <= share * dense)
 
 
 def _unreachable(name: str, share: float, least: float) -> TargetError:
@@ -104,23 +96,24 @@ def _unreachable(name: str, share: float, least: float) -> TargetError:
 
 
 class _Order:
-    """All removable filters in one line, lowest score first; those that a group must keep stand outside."""
+    """All removable filters in one line, lowest score first; those of the strongest path stand outside."""
 
     def __init__(self, network: Network, scores: Mapping[str, Tensor]) -> None:
         self.groups = network.groups
-        values, owners, numbers = [], [], []
+        plain = {group.name: _checked(group, scores[group.name]) for group in network.groups}
+        protected = network.strongest_path(plain)
+        values, ranks, owners, numbers = [], [], [], []
         for place, group in enumerate(network.groups):
-            score = scores[group.name].detach().double().cpu().numpy()
-            if score.shape != (group.width,):
-                raise TargetError(f"'{group.name}' needs {group.width} scores, not {score.shape}.")
-            if not np.isfinite(score).all():
-                raise TargetError(f"A score of '{group.name}' is not finite: training has diverged.")
-            removable = np.argsort(score, kind="stable")[: group.width - group.least]
+            score = plain[group.name]
+            ascending = np.argsort(score, kind="stable")
+            removable = ascending[~np.isin(ascending, list(protected[group.name]))]
             values.append(score[removable])
+            ranks.append(np.arange(len(removable)) / group.width)
             owners.append(np.full(len(removable), place))
             numbers.append(removable)
         value = np.concatenate(values)
-        line = np.argsort(value, kind="stable")
+        # Equal scores fall evenly over the layers, so that untrained scorers prune uniformly.
+        line = np.lexsort((np.concatenate(ranks), value))
         self.values = value[line]
         self.owners = np.concatenate(owners)[line]
         self.numbers = np.concatenate(numbers)[line]
@@ -141,3 +134,12 @@ class _Order:
         for owner, number in zip(self.owners[:removed], self.numbers[:removed], strict=True):
             masks[owner][number] = False
         return {group.name: mask for group, mask in zip(self.groups, masks, strict=True)}
+
+
+def _checked(group: Group, scores: Tensor) -> NDArray[np.float64]:
+    plain: NDArray[np.float64] = scores.detach().double().cpu().numpy()
+    if plain.shape != (group.width,):
+        raise TargetError(f"'{group.name}' needs {group.width} scores, not {plain.shape}.")
+    if not np.isfinite(plain).all():
+        raise TargetError(f"A score of '{group.name}' is not finite: training has diverged.")
+    return plain

@@ -40,7 +40,6 @@ class Group:
     norms: tuple[str, ...]
     sites: tuple[str, ...]
     area: int
-    least: int
     stream: bool
 
 
@@ -66,7 +65,6 @@ def find_groups(
             if not any(user.op == "output" for user in chain.site.users):
                 key = root_of(chain.site) if streams == "tied" else chain.site
                 chains.setdefault(key, []).append(chain)
-    required = _required(ops, {chain.site for members in chains.values() for chain in members})
     groups = []
     for members in chains.values():
         first = members[0].layers[0]
@@ -79,7 +77,6 @@ def find_groups(
                 norms=tuple(norms),
                 sites=tuple(dict.fromkeys(chain.site.name for chain in members)),
                 area=positions(traced.shapes[first.name], first.axis),
-                least=int(any(chain.site in required for chain in members)),
                 stream=root_of(members[0].site) in added,
             )
         )
@@ -120,38 +117,6 @@ def _streams(ops: Sequence[Op]) -> Callable[[fx.Node], fx.Node]:
             for source in op.inputs:
                 parent[root(source)] = root(op.node)
     return root
-
-
-def _required(ops: Sequence[Op], sites: set[fx.Node]) -> set[fx.Node]:
-    """Sites that must keep a channel, or the output would no longer depend on the input.
-
-    These are the sites that every path passes, and those in a stretch between two such points where no path is free of
-    gates. In topological order, a node is on every path exactly when no edge leaps over it.
-    """
-    order = {op.node: place for place, op in enumerate(ops)}
-    readers: dict[fx.Node, list[fx.Node]] = {op.node: [] for op in ops}
-    for op in ops:
-        for source in op.inputs:
-            readers[source].append(op.node)
-    required: set[fx.Node] = set()
-    reach = 0
-    stretch: list[fx.Node] = []  # nodes since the last one that every path passes
-    free: set[fx.Node] = set()  # those reached from it without passing a gate
-    for op in ops:
-        node = op.node
-        if order[node] >= reach:  # no edge leaps over it
-            if stretch and node not in free:
-                required |= sites.intersection(stretch)
-            required |= sites & {node}
-            stretch, free = [], {node}
-        else:
-            stretch.append(node)
-            if node in sites:
-                free.discard(node)
-        if node in free:
-            free.update(readers[node])
-        reach = max([reach, *(order[reader] for reader in readers[node])])
-    return required
 
 
 class GatedModel(fx.GraphModule):

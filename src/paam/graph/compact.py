@@ -200,6 +200,7 @@ class _Observer(fx.Interpreter):
 
     def __init__(self, traced: Traced, solution: Solution, masks: Masks) -> None:
         super().__init__(traced.module)
+        self.extra_traceback = False
         self.axes = {step.op.name: step.op.axis for step in solution.settled}
         self.states = solution.states
         self.masks = masks

@@ -6,10 +6,14 @@ Every value in the graph has a channel axis, and every channel on it a state:
   ZERO   it is 0 for every input, everywhere: a closed gate and what follows from it
   CONST  it is one number for every input, everywhere: a batch norm's offset of a closed channel, say
 
-A flow answers three questions about one operation. ``forward``: the states of its output, given those of its
+A flow answers these questions about one operation. ``forward``: the states of its output, given those of its
 inputs. ``backward``: which channels of each input it needs, given which of its output are needed. ``layout``: which
 channels each input must physically hold, and which the output then holds. States and needs follow from the graph
 and the plan alone, never from weights, so a plan gives the same small network on any copy of the model.
+
+``strength`` and ``origin`` serve the search for the strongest path (path.py): how well each output channel is
+connected to the input, given how well each input channel is; and through which input, and which of its channels,
+that connection goes.
 
 States are int8 arrays, needs are bool arrays, layouts are int64 arrays of original channel numbers in ascending order.
 """
@@ -25,6 +29,7 @@ from numpy.typing import NDArray
 States = NDArray[np.int8]
 Needs = NDArray[np.bool_]
 Layout = NDArray[np.int64]
+Strengths = NDArray[np.float64]
 
 LIVE, ZERO, CONST = np.int8(0), np.int8(1), np.int8(2)
 
@@ -39,6 +44,10 @@ class Flow(Protocol):
     def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
         """``wanted``: output channels that are needed and LIVE. Returns the input layouts needed, and the output's."""
         ...
+
+    def strength(self, inputs: list[Strengths]) -> Strengths: ...
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]: ...
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,12 @@ class Source:
     def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
         return [], np.arange(self.width)
 
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        return np.full(self.width, np.inf)
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        raise AssertionError("a path ends at a source")
+
 
 @dataclass(frozen=True)
 class Sink:
@@ -72,6 +87,12 @@ class Sink:
     def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
         whole = np.arange(self.width)
         return [whole], whole
+
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        return inputs[0]
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        return 0, channel
 
 
 @dataclass(frozen=True)
@@ -109,24 +130,29 @@ class Mix:
         rows = np.flatnonzero(wanted)
         return ([rows] if self.depthwise else [inputs[0]]), rows
 
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        best: Strengths = inputs[0].reshape(self.groups, -1).max(1)
+        return best.repeat(self.outputs // self.groups)
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        group = channel // (self.outputs // self.groups)
+        size = self.inputs // self.groups
+        return 0, group * size + int(inputs[0][group * size : (group + 1) * size].argmax())
+
 
 @dataclass(frozen=True)
 class Pass:
     """Each output channel reads its own input channel: activations, batch norm, pooling.
 
-    ``zero_stays``: zero gives zero. ``const_stays``: a constant gives a constant (not so for zero-padded averages).
+    ``zero`` and ``const``: the state that a ZERO and a CONST channel take. A batch norm turns zero into a constant; an
+    average over zero padding turns a constant into something that varies over the map, which counts as LIVE.
     """
 
-    zero_stays: bool = True
-    const_stays: bool = True
+    zero: np.int8 = ZERO
+    const: np.int8 = CONST
 
     def forward(self, inputs: list[States]) -> States:
-        out = inputs[0].copy()
-        if not self.const_stays:
-            out[inputs[0] == CONST] = LIVE
-        if not self.zero_stays:
-            out[inputs[0] == ZERO] = CONST
-        return out
+        return np.array([LIVE, self.zero, self.const])[inputs[0]]
 
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
         return [need]
@@ -135,6 +161,12 @@ class Pass:
         # A gate right behind this operation may close channels that another reader keeps present in the input.
         present = np.flatnonzero(wanted)
         return [present], present
+
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        return inputs[0]
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        return 0, channel
 
 
 @dataclass(frozen=True)
@@ -154,6 +186,13 @@ class Add:
         present = np.flatnonzero(wanted)
         return [present] * len(inputs), present
 
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        best: Strengths = np.maximum.reduce(inputs)
+        return best
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        return int(np.argmax([strength[channel] for strength in inputs])), channel
+
 
 @dataclass(frozen=True)
 class Concat:
@@ -172,6 +211,14 @@ class Concat:
         parts = np.split(wanted, np.cumsum(self.widths)[:-1])
         present = [np.flatnonzero(part) for part in parts]
         return present, np.concatenate([p + start for p, start in zip(present, starts, strict=True)])
+
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        return np.concatenate(inputs)
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        ends = np.cumsum(self.widths)
+        which = int(np.searchsorted(ends, channel, side="right"))
+        return which, channel - int(ends[which] - self.widths[which])
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,6 +242,12 @@ class Route:
         present = np.flatnonzero(wanted)
         return [self.source[present]], present
 
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        return np.where(self.source >= 0, inputs[0][self.source], -np.inf)
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        return 0, int(self.source[channel])
+
 
 @dataclass(frozen=True)
 class Flatten:
@@ -211,3 +264,9 @@ class Flatten:
     def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
         present = np.flatnonzero(wanted.reshape(-1, self.block).any(1))
         return [present], (present[:, None] * self.block + np.arange(self.block)).ravel()
+
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        return inputs[0].repeat(self.block)
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        return 0, channel // self.block

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from paam.errors import GraphError
-from paam.graph.flows import Add, Concat, Flatten, Flow, Mix, Pass, Route, Sink, Source
+from paam.graph.flows import CONST, LIVE, ZERO, Add, Concat, Flatten, Flow, Mix, Pass, Route, Sink, Source
 from paam.graph.trace import Shape, Traced
 
 
@@ -121,7 +121,7 @@ def batch_norm(site: Site) -> Op:
     assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
     if not norm.track_running_stats:
         raise site.refusal("without running statistics its output depends on the batch")
-    return site.op(Pass(zero_stays=False))
+    return site.op(Pass(zero=CONST))
 
 
 # --- one channel in, the same channel out --------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def pointwise(site: Site) -> Op:
         else:
             assert callable(site.node.target)
             at_zero = site.node.target(zero, *site.node.args[1:], **site.node.kwargs)
-    return site.op(Pass(zero_stays=bool(at_zero == 0)))
+    return site.op(Pass(zero=ZERO if at_zero == 0 else CONST))
 
 
 def unchanged(site: Site) -> Op:
@@ -150,7 +150,7 @@ def average_pool(site: Site) -> Op:
     padding = site.argument(3, "padding", 0) if pool is None else pool.padding
     counts = site.argument(5, "count_include_pad", True) if pool is None else pool.count_include_pad
     padded = any(padding) if isinstance(padding, tuple | list) else bool(padding)
-    return site.op(Pass(const_stays=not (padded and counts)))
+    return site.op(Pass(const=LIVE if padded and counts else CONST))
 
 
 def mean(site: Site) -> Op:
@@ -231,7 +231,9 @@ def pad(site: Site) -> Op:
     before, after = amounts[first : first + 2] or (0, 0)
     spatial = any(amounts[:first])
     if not (before or after):
-        return site.op(Pass(zero_stays=zeros or not constant, const_stays=not constant))
+        # Reflected or repeated borders hold the channel's own values; a constant border differs from what it surrounds.
+        uneven = Pass(zero=ZERO if zeros else LIVE, const=LIVE)
+        return site.op(uneven if constant else Pass())
     if spatial or any(amounts[first + 2 :]) or not zeros or min(before, after) < 0:
         raise site.refusal("it pads channels with something else than zeros, or other axes at the same time")
     missing = np.full((2, max(before, after)), -1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-from paam.graph.flows import CONST, LIVE, ZERO, Add, Layout, Mix, Needs, Source, States
+from paam.graph.flows import CONST, LIVE, ZERO, Add, Layout, Mix, Needs, States
 from paam.graph.rules import Op
 from paam.graph.trace import Traced, positions
 
@@ -52,8 +52,6 @@ class Solution:
 
     settled: tuple[Settled, ...]
     states: dict[str, States]
-    reads_input: bool
-    """Whether any output still depends on an input of the network."""
 
 
 def solve(ops: Sequence[Op], masks: Masks) -> Solution:
@@ -89,8 +87,7 @@ def solve(ops: Sequence[Op], masks: Masks) -> Solution:
             present[op.name] = out
         maps, constants = tuple(m for m, _ in steps), tuple(c for _, c in steps)
         settled.append(Settled(op, maps, constants, tuple(layouts), out, folded))
-    reads_input = any(needs[op.name].any() for op in ops if isinstance(op.flow, Source))
-    return Solution(tuple(settled), states, reads_input)
+    return Solution(tuple(settled), states)
 
 
 def _align(present: Layout, states: States, wanted: Layout) -> tuple[Layout | None, Layout]:

@@ -1,0 +1,35 @@
+"""The strongest path from input to output: the one whose weakest gate scores highest.
+
+Its filters are never removed, so that every selection leaves a network whose output depends on its input: a
+residual stream keeps a channel, a plain layer keeps a filter, while the inner layers of a block may vanish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from paam.graph.flows import Strengths
+from paam.graph.rules import Op
+
+
+def strongest_path(ops: Sequence[Op], scores: Mapping[str, Strengths]) -> list[tuple[str, int]]:
+    """Gates on the path, as (node, channel). ``scores``: node name -> score of each channel that is gated behind it."""
+    strength: dict[str, Strengths] = {}
+    for op in ops:
+        value = op.flow.strength([strength[node.name] for node in op.inputs])
+        if op.name in scores:
+            value = np.minimum(value, scores[op.name])
+        strength[op.name] = value
+    by_name = {op.name: op for op in ops}
+    ends = [op for op in ops if op.node.op == "output"]
+    op = max(ends, key=lambda end: float(strength[end.inputs[0].name].max()))
+    channel = int(strength[op.inputs[0].name].argmax())
+    path = []
+    while op.inputs:
+        if op.name in scores:
+            path.append((op.name, channel))
+        which, channel = op.flow.origin(channel, [strength[node.name] for node in op.inputs])
+        op = by_name[op.inputs[which].name]
+    return path[::-1]

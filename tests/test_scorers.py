@@ -1,0 +1,149 @@
+"""Scores: exactly 1 at the start, gradients alive, KQ's cheap form against the explicit one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paam.activations import ACTIVATIONS, activation
+from paam.errors import RecipeError
+from paam.gates import Gate
+from paam.scorers import KQ, SCORERS, Vanilla, make_scorer
+
+
+def explicit_kq(filters: torch.Tensor, scorer: KQ, alpha: float) -> torch.Tensor:
+    """The formula as it is printed: the F x F attention matrix, averaged over keys one entry at a time."""
+    queries, keys = filters @ scorer.query.detach(), filters @ scorer.key.detach()
+    count, d = queries.shape
+    scores = []
+    for i in range(count):
+        total = sum(float(torch.dot(queries[i], keys[j])) for j in range(count))
+        scores.append(total / count / (alpha * math.sqrt(d)))
+    return torch.tensor(scores, dtype=filters.dtype)
+
+
+@given(
+    st.integers(1, 9),
+    st.integers(1, 30),
+    st.sampled_from([0.25, 1.0, 2.0]),
+    st.sampled_from([0.1, 1.0, 7.0]),
+    st.integers(0, 99),
+)
+def test_kq_cheap_form_equals_the_explicit_one(
+    filters: int, weights: int, ratio: float, alpha: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    scorer = make_scorer("kq", filters, weights, dim_ratio=ratio, alpha=alpha).double()
+    assert isinstance(scorer, KQ)
+    scorer.key.data.normal_()
+    rows = torch.randn(filters, weights, dtype=torch.float64)
+    truth = explicit_kq(rows, scorer, alpha)
+    torch.testing.assert_close(scorer(rows).detach(), truth, rtol=1e-10, atol=1e-12)
+
+
+def test_vanilla_is_one_linear_map_of_all_weights() -> None:
+    scorer = Vanilla(2, 3)
+    scorer.weight.data = torch.arange(12.0).view(6, 2)
+    filters = torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]])
+    # 1 * row 0 + 2 * row 2 + 3 * row 4 of W, by hand.
+    assert scorer(filters).tolist() == [0 + 2 * 4 + 3 * 8, 1 + 2 * 5 + 3 * 9]
+
+
+@pytest.mark.parametrize("name", SCORERS)
+@pytest.mark.parametrize("phi", ["leaky-exponential", "leaky-2sigmoid"])
+def test_scores_start_at_exactly_one(name: str, phi: str) -> None:
+    filters = torch.nn.Parameter(torch.randn(7, 3, 3, 3))
+    gate = Gate([filters], make_scorer(name, 7, 27), activation(phi))
+    assert torch.equal(gate.scores(), torch.ones(7))
+
+
+def _step(gate: Gate, optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """One step on a loss that weighs every score differently; the gradient norm of each scorer parameter."""
+    optimizer.zero_grad()
+    scores = gate.scores()
+    (scores * torch.linspace(-1, 2, len(scores))).sum().backward()
+    norms = {name: float(p.grad.norm()) for name, p in gate.scorer.named_parameters() if p.grad is not None}
+    optimizer.step()
+    return norms
+
+
+@pytest.mark.parametrize("name", ["vanilla", "free"])
+@pytest.mark.parametrize("phi", ACTIVATIONS)
+def test_every_parameter_gets_a_gradient_at_once(name: str, phi: str) -> None:
+    gate = Gate([torch.nn.Parameter(torch.randn(5, 4, 3, 3))], make_scorer(name, 5, 36), activation(phi))
+    norms = _step(gate, torch.optim.SGD(gate.scorer.parameters(), 0.1))
+    assert set(norms) == {n for n, _ in gate.scorer.named_parameters()}
+    assert min(norms.values()) > 0
+
+
+def test_kq_keys_learn_at_step_one_and_queries_from_step_two() -> None:
+    torch.manual_seed(0)
+    gate = Gate(
+        [torch.nn.Parameter(torch.randn(5, 4, 3, 3))], make_scorer("kq", 5, 36), activation("leaky-exponential")
+    )
+    optimizer = torch.optim.SGD(gate.scorer.parameters(), 0.1)
+    first, second = _step(gate, optimizer), _step(gate, optimizer)
+    assert first["key"] > 0
+    assert first["query"] == 0
+    assert min(second["key"], second["query"]) > 0
+
+
+def test_no_gradient_reaches_the_filters() -> None:
+    filters = torch.nn.Parameter(torch.randn(5, 4, 3, 3))
+    gate = Gate([filters], make_scorer("vanilla", 5, 36), activation("leaky-exponential"))
+    gate.scores().sum().backward()
+    assert filters.grad is None
+
+
+def test_activations_by_hand() -> None:
+    x = torch.tensor([-1.0, 0.0, 2.0], dtype=torch.float64)
+    sigmoid = 1 / (1 + math.e)  # sigmoid(-1)
+    expected = {
+        "leaky-exponential": [1 / math.e, 1.0, 1.02],
+        "leaky-2sigmoid": [2 * sigmoid, 1.0, 1.02],
+        "sigmoid": [sigmoid, 0.5, 1 / (1 + math.exp(-2))],
+        "sharp-sigmoid": [1 / (1 + math.exp(100)), 0.5, 1.0],
+    }
+    for name, values in expected.items():
+        torch.testing.assert_close(activation(name)(x), torch.tensor(values, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["leaky-exponential", "leaky-2sigmoid"])
+def test_leaky_activations_keep_a_finite_gradient_far_out(name: str) -> None:
+    x = torch.tensor([-20.0, 0.0, 1e4], requires_grad=True)
+    activation(name)(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert (x.grad > 0).all()
+
+
+@given(st.integers(0, 999), st.floats(0.05, 1.0), st.floats(0.0, 1.0))
+def test_lemma_1_with_squares(seed: int, delta: float, epsilon: float) -> None:
+    """With every score in [delta, 1 + eps], gating keeps ||f||^2 / ||x||^2 within the squared ratio of the bounds."""
+    rng = torch.Generator().manual_seed(seed)
+    f, x = torch.randn(2, 6, 4, 4, generator=rng, dtype=torch.float64)
+    scores = torch.rand(6, 1, 1, generator=rng, dtype=torch.float64) * (1 + epsilon - delta) + delta
+    ratio = float(f.square().sum() / x.square().sum())
+    gated = float((scores * f).square().sum() / (scores * x).square().sum())
+    bound = ((1 + epsilon) / delta) ** 2
+    assert ratio / bound <= gated * (1 + 1e-12)
+    assert gated <= ratio * bound * (1 + 1e-12)
+
+
+def test_lemma_1_as_printed_without_squares_does_not_hold() -> None:
+    """Two channels, delta 0.1: the unsquared bound of 10 is passed by a ratio that grows 100-fold."""
+    f, x = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    scores = torch.tensor([1.0, 0.1])
+    growth = (scores * f).square().sum() / (scores * x).square().sum() / (f.square().sum() / x.square().sum())
+    assert growth > 1 / 0.1
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    with pytest.raises(RecipeError, match="leaky-exponential"):
+        activation("leaky-exponentail")
+    with pytest.raises(RecipeError, match="vanilla"):
+        make_scorer("vanila", 4, 4)
