@@ -49,7 +49,7 @@ def demo(
 
 @app.command(
     epilog="Examples:  [bold]paam prune digits-resnet20-kq --keep-macs 0.3[/]   "
-    "[bold]paam prune cifar10-resnet56-kq-medium --data data --keep-macs 0.5[/]   "
+    "[bold]paam prune cifar10-resnet56-kq --data data --keep-macs 0.5[/]   "
     "[bold]paam prune my.toml --set finetune.lr=0.05 --out runs/mine --resume[/]"
 )
 def prune(

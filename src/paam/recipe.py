@@ -75,10 +75,16 @@ class OptimizerSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """``checkpoint_every``: epochs between checkpoints. ``threads``: CPU threads, 0 leaves torch's choice."""
+    """``checkpoint_every``: epochs between checkpoints. ``threads``: CPU threads, 0 leaves torch's choice.
+
+    On a GPU only: ``bfloat16`` autocast, torch.compile of the network, ``capture`` of the step in a CUDA graph.
+    """
 
     checkpoint_every: int = 1
     threads: int = 0
+    bfloat16: bool = True
+    compile: bool = True
+    capture: bool = True
 
 
 _SGD = OptimizerSettings("sgd", 0.1, 0.9, False, 5e-4)
@@ -138,33 +144,57 @@ RANGES: dict[str, tuple[float, float]] = {
 
 
 def shipped_recipes() -> dict[str, str]:
-    """Name and one-line description of every recipe in the package."""
-    files = sorted(resources.files("paam.recipes").iterdir(), key=lambda f: f.name)
-    texts = {f.name.removesuffix(".toml"): f.read_text() for f in files if f.name.endswith(".toml")}
-    return {name: str(tomllib.loads(text)["description"]) for name, text in texts.items()}
+    """Name and one-line description of every recipe in the package, variants included."""
+    listed: dict[str, str] = {}
+    for file in sorted(resources.files("paam.recipes").iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".toml"):
+            tree = tomllib.loads(file.read_text())
+            name = file.name.removesuffix(".toml")
+            listed[name] = str(tree["description"])
+            for variant, changes in tree.get("variants", {}).items():
+                listed[f"{name}-{variant}"] = f"the same with {', '.join(_flat(changes))}"
+    return listed
 
 
 def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """A shipped recipe by name or one's own by path, with dotted ``overrides`` such as {"finetune.lr": 0.05}."""
-    path = Path(name)
     if name.endswith(".toml"):
         try:
-            text = path.read_text()
+            tree = _parse(name, Path(name).read_text())
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"The recipe file {name} cannot be read: {error}.") from error
     else:
-        shipped = resources.files("paam.recipes") / f"{name}.toml"
-        if path.name != name or not shipped.is_file():
-            hint = nearest(name, shipped_recipes())
-            raise RecipeError(f"There is no recipe '{name}'.{hint} Your own recipe is given as a path ending in .toml.")
-        text = shipped.read_text()
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"The recipe {name} is not valid TOML: {error}.") from error
+        tree = _shipped(name)
+    tree.pop("variants", None)
     for key, value in (overrides or {}).items():
         _override(tree, key, value)
     return recipe_from_tree(tree)
+
+
+def _shipped(name: str) -> dict[str, Any]:
+    """The tree of a shipped recipe; "base-variant" is the base with that variant's changes."""
+    if name not in (known := shipped_recipes()):
+        hint = nearest(name, known)
+        raise RecipeError(f"There is no recipe '{name}'.{hint} Your own recipe is given as a path ending in .toml.")
+    folder = resources.files("paam.recipes")
+    base, variant = name, ""
+    if not (folder / f"{base}.toml").is_file():
+        base, _, variant = name.rpartition("-")
+    tree = _parse(name, (folder / f"{base}.toml").read_text())
+    for section, changes in tree["variants"][variant].items() if variant else ():
+        tree[section] |= changes
+    return tree
+
+
+def _parse(name: str, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"The recipe {name} is not valid TOML: {error}.") from error
+
+
+def _flat(tree: Mapping[str, Any]) -> list[str]:
+    return [f"{section}.{key} = {value}" for section, values in tree.items() for key, value in values.items()]
 
 
 def parse_override(text: str) -> tuple[str, Any]:

@@ -25,6 +25,7 @@ from paam.recipe import OptimizerSettings, Recipe
 from paam.schedule import Phase, learning_rate, phase_at
 from paam.select import Selection
 from paam.train.batches import epoch_seed
+from paam.train.capture import CapturedStep, Step
 from paam.train.optimizers import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
 
 Emit = Callable[[dict[str, Any]], None]
@@ -54,6 +55,7 @@ class Engine:
         self.control: nn.Module | None = None
         self.dense_state: dict[str, Tensor] = {}
         self.optimizers: dict[str, Optimizer] = {}
+        self.steps: dict[str, Step] = {}
         self.on_step: Callable[[int, int], None] = lambda step, steps: None
         if recipe.schedule.warmup == 0:
             self._remember_dense()
@@ -84,7 +86,7 @@ class Engine:
                 "phase": phase.name,
                 "cycle": phase.cycle,
                 "loss": loss,
-                "lr": optimizer.param_groups[0]["lr"],
+                "lr": float(optimizer.param_groups[0]["lr"]),
                 "accuracy": accuracy,
                 "kept_params": cost.params / dense.params if kept else 1.0,
                 "kept_macs": cost.macs / dense.macs if kept else 1.0,
@@ -117,6 +119,7 @@ class Engine:
             self.control = self.dense_model()
         if self._settings(phase).reset:
             self.optimizers.pop(phase.name, None)
+            self.steps.pop(phase.name, None)
 
     def _mode(self, phase: Phase) -> AbstractContextManager[None]:
         if phase.name == "warmup":
@@ -151,22 +154,38 @@ class Engine:
     def _train(self, model: nn.Module, optimizer: Optimizer, phase: Phase, epoch: int) -> float:
         """One pass over the training set; the mean loss."""
         settings, initial = self._settings(phase), self._initial_rate(phase)
+        if phase.name not in self.steps:
+            self.steps[phase.name] = self._make_step(model, optimizer, phase)
+        take_step = self.steps[phase.name]
         losses: list[Tensor] = []
         for step, (images, labels) in enumerate(self.batches.epoch(epoch)):
             done = step / self.batches.steps
             set_learning_rate(optimizer, learning_rate(initial, settings.decay, settings.ramp, phase, done))
-            optimizer.zero_grad(set_to_none=True)
-            loss = F.cross_entropy(model(images), labels)
-            if phase.name == "score":
-                loss = loss + self.pruner.penalty()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            losses.append(loss.detach())
+            losses.append(take_step(images, labels))
             if len(losses) % LOSS_CHECK_EVERY == 0:
                 self._check(losses, phase, epoch)
             self.on_step(step + 1, self.batches.steps)
         self._check(losses, phase, epoch)
         return float(torch.stack(losses).mean())
+
+    def _make_step(self, model: nn.Module, optimizer: Optimizer, phase: Phase) -> Step:
+        """One step of a phase; on a GPU compiled and captured as the recipe says, and in bfloat16."""
+        settings = self.recipe.train
+        on_gpu = next(model.parameters()).is_cuda
+        network = torch.compile(model) if on_gpu and settings.compile else model
+
+        def step(images: Tensor, labels: Tensor) -> Tensor:
+            optimizer.zero_grad(set_to_none=True)
+            # Casts cached by autocast would outlive a captured graph.
+            with torch.autocast("cuda", torch.bfloat16, enabled=on_gpu and settings.bfloat16, cache_enabled=False):
+                loss = F.cross_entropy(network(images), labels)
+            if phase.name == "score":
+                loss = loss + self.pruner.penalty()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            return loss.detach()
+
+        return CapturedStep(step) if on_gpu and settings.capture else step
 
     def _check(self, losses: list[Tensor], phase: Phase, epoch: int) -> None:
         finite = torch.stack(losses[-LOSS_CHECK_EVERY:]).isfinite()

@@ -13,21 +13,29 @@ from paam.recipe import OptimizerSettings
 
 
 def build_optimizer(settings: OptimizerSettings, lr: float, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """The optimiser of one phase, at its initial rate."""
+    """The optimiser of one phase, at its initial rate. On a GPU it is fused, and its rate a tensor that graphs can read."""
+    parameters = list(parameters)
+    on_gpu = parameters[0].is_cuda
+    rate: Any = torch.tensor(lr, device=parameters[0].device) if on_gpu else lr
     if settings.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=lr, weight_decay=settings.weight_decay)
+        decay = settings.weight_decay
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=on_gpu, capturable=on_gpu)
     return torch.optim.SGD(
         parameters,
-        lr=lr,
+        lr=rate,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
         nesterov=settings.nesterov,
+        fused=on_gpu,
     )
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:

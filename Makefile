@@ -1,0 +1,38 @@
+# make demo   prune a network on the embedded digits, from nothing, in under two minutes after set-up
+# make test   the test suite
+# make check  lint and types
+# make test-slow   tests that need the public checkpoints and CIFAR-10 beside this repository
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+.PHONY: demo test test-slow check format clean
+
+demo: $(READY)
+	$(BIN)/paam demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "paam needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(READY)

@@ -1,0 +1,46 @@
+"""One CUDA graph over a whole training step: the network is small, so launching its kernels one by one is what costs.
+
+The first calls run plainly, on the stream of the capture, as real training steps; then the step is recorded once and
+replayed. Whatever the step reads must keep its memory: parameters, optimiser state, gate masks and learning rates do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Step = Callable[[Tensor, Tensor], Tensor]
+"""Images and labels of one batch -> the loss, detached, after the optimiser has moved."""
+
+PLAIN_STEPS = 4
+"""Steps before the recording: lazily made state (optimisers, autotuning, compilation) must exist by then."""
+
+
+class CapturedStep:
+    """A step that replays itself from a CUDA graph. Batches must all have one shape."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.calls = 0
+        self.graph = torch.cuda.CUDAGraph()
+        self.stream = torch.cuda.Stream()
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls <= PLAIN_STEPS:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                loss = self.step(images, labels)
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return loss
+        if self.calls == PLAIN_STEPS + 1:
+            self.images, self.labels = images.clone(), labels.clone()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(self.graph, stream=self.stream):
+                self.loss = self.step(self.images, self.labels)
+        self.images.copy_(images)
+        self.labels.copy_(labels)
+        self.graph.replay()
+        return self.loss.clone()

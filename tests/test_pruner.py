@@ -1,0 +1,297 @@
+"""Pruner: frozen means frozen, the caller's model stays theirs, gates stand where PAAM.md puts them."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import paam
+from paam import Pruner
+from paam.errors import PaamError, RecipeError, TargetError
+from paam.models import resnet20, resnet56, vgg16_bn
+
+SCORERS = ["vanilla", "kq", "free"]
+
+
+@pytest.fixture
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(16, 3, 16, 16, generator=generator), torch.arange(16) % 10
+
+
+def snapshot(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def changed(before: dict[str, Tensor], module: nn.Module) -> set[str]:
+    return {name for name, value in module.state_dict().items() if not torch.equal(before[name], value)}
+
+
+def score_step(pruner: Pruner, batch: tuple[Tensor, Tensor]) -> None:
+    pruner.model.train()  # as anyone's loop does; it must not wake the batch norms
+    pruner.optimizer.zero_grad()
+    (F.cross_entropy(pruner.model(batch[0]), batch[1]) + pruner.penalty()).backward()
+    pruner.optimizer.step()
+
+
+def weight_step(pruner: Pruner, batch: tuple[Tensor, Tensor], optimizer: torch.optim.Optimizer) -> None:
+    pruner.model.train()
+    optimizer.zero_grad()
+    F.cross_entropy(pruner.model(batch[0]), batch[1]).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_a_score_phase_moves_scorers_and_nothing_else(scorer: str, batch: tuple[Tensor, Tensor]) -> None:
+    pruner = Pruner(resnet20(), batch[0], scorer=scorer)
+    before = snapshot(pruner.model)
+    with pruner.scoring():
+        for _ in range(3):
+            score_step(pruner, batch)
+    moved = changed(before, pruner.model)
+    assert moved == {name for name in before if ".scorer." in name}
+    assert all((scores != 1).any() for scores in pruner.scores().values())
+
+
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_a_weight_phase_moves_the_network_and_no_scorer(scorer: str, batch: tuple[Tensor, Tensor]) -> None:
+    pruner = Pruner(resnet20(), batch[0], scorer=scorer)
+    with pruner.scoring():
+        score_step(pruner, batch)
+    everything = torch.optim.Adam(pruner.model.parameters(), 1e-3)  # even when handed the scorers by mistake
+    with pruner.weighting(keep_macs=0.6):
+        before = snapshot(pruner.model)
+        for _ in range(3):
+            weight_step(pruner, batch, everything)
+    moved = changed(before, pruner.model)
+    assert not {name for name in moved if name.startswith("gates.")}
+    assert {name.split(".")[-1] for name in moved} >= {"weight", "bias", "running_mean", "running_var"}
+
+
+def test_batch_norm_may_train_in_score_phases_when_asked(batch: tuple[Tensor, Tensor]) -> None:
+    pruner = Pruner(resnet20(), batch[0], score_norm="train")
+    before = snapshot(pruner.model)
+    with pruner.scoring():
+        score_step(pruner, batch)
+    moved = changed(before, pruner.model)
+    assert {name for name in moved if name.startswith("bn1.")} == {
+        "bn1.running_mean",
+        "bn1.running_var",
+        "bn1.num_batches_tracked",
+    }
+
+
+def test_closed_filters_wake_up_as_they_fell_asleep(batch: tuple[Tensor, Tensor]) -> None:
+    """Momentum of earlier phases and weight decay would move them; open filters do move."""
+    pruner = Pruner(resnet20(), batch[0])
+    optimizer = torch.optim.AdamW(pruner.network_parameters(), 1e-2, weight_decay=0.1)
+    with pruner.dense():
+        weight_step(pruner, batch, optimizer)
+    with pruner.scoring():
+        score_step(pruner, batch)
+    with pruner.weighting(keep_macs=0.5):
+        before = snapshot(pruner.model)
+        weight_step(pruner, batch, optimizer)
+        weight_step(pruner, batch, optimizer)
+    after = pruner.model.state_dict()
+    closed = opened = 0
+    for group in pruner.network.groups:
+        mask = pruner.gates[group.name].mask.bool()
+        for layer in group.layers + group.norms:
+            for name in (f"{layer}.weight", f"{layer}.bias"):
+                if name in before:
+                    assert torch.equal(before[name][~mask], after[name][~mask])
+                    opened += int((before[name][mask] != after[name][mask]).sum())
+        closed += int((~mask).sum())
+    assert closed > 50
+    assert opened > 1000
+
+
+def test_the_callers_model_is_untouched(batch: tuple[Tensor, Tensor]) -> None:
+    model = resnet20().train()
+    model.layer1.eval()
+    model.conv1.weight.requires_grad_(False)
+    before, modes = snapshot(model), [m.training for m in model.modules()]
+    pruner = Pruner(model, batch[0])
+    with pruner.scoring():
+        score_step(pruner, batch)
+    with pruner.weighting(keep_filters=0.7):
+        weight_step(pruner, batch, torch.optim.SGD(pruner.network_parameters(), 0.1))
+    pruner.compact()
+    assert not changed(before, model)
+    assert modes == [m.training for m in model.modules()]
+    assert not model.conv1.weight.requires_grad
+    assert torch.equal(
+        pruner.model.conv1.weight, model.conv1.weight
+    )  # frozen by the caller, so frozen in the phases too
+
+
+def test_in_place_trains_the_callers_parameters_when_asked(batch: tuple[Tensor, Tensor]) -> None:
+    model = resnet20()
+    before = snapshot(model)
+    pruner = Pruner(model, batch[0], inplace=True)
+    with pruner.dense():
+        weight_step(pruner, batch, torch.optim.SGD(pruner.network_parameters(), 0.1))
+    assert "conv1.weight" in changed(before, model)
+
+
+def test_phases_restore_modes_and_gradients_even_after_an_error(batch: tuple[Tensor, Tensor]) -> None:
+    pruner = Pruner(resnet20(), batch[0])
+    pruner.model.eval()
+    pruner.model.conv1.weight.requires_grad_(False)
+    with pytest.raises(ZeroDivisionError), pruner.scoring():
+        1 / 0  # noqa: B018
+    assert not any(m.training for m in pruner.model.modules())
+    frozen = [name for name, p in pruner.model.named_parameters() if not p.requires_grad]
+    assert frozen == ["conv1.weight"]
+
+
+def test_gates_open_leave_the_network_as_it_is(batch: tuple[Tensor, Tensor]) -> None:
+    model = resnet20().eval()
+    pruner = Pruner(model, batch[0])
+    with torch.no_grad():
+        assert torch.equal(pruner.model.eval()(batch[0]), model(batch[0]))
+
+
+def test_analog_gates_multiply_where_the_method_says() -> None:
+    """S relu(x + f(x)) behind the sum and S relu(bn(conv)) inside, spelled out on one block of ResNet-20."""
+    model = resnet20().eval()
+    x = torch.randn(2, 3, 8, 8)
+    for placement in ("sum", "branch"):
+        pruner = Pruner(model, x, scorer="free", placement=placement)
+        for gate in pruner.gates.values():
+            gate.scorer.logits.data.uniform_(-2, 0)
+        scores = {name: value[:, None, None] for name, value in pruner.scores().items()}
+        seen: list[Tensor] = []
+        pruner.model.get_submodule("layer1.1.conv1").register_forward_pre_hook(lambda m, args, seen=seen: seen.append(args[0]))
+        with pruner.scoring(), torch.no_grad():
+            pruner.model(x)
+            stem = scores["conv1"] * F.relu(model.bn1(model.conv1(x)))
+            block = model.layer1[0]
+            inner = scores["layer1.0.conv1"] * F.relu(block.bn1(block.conv1(stem)))
+            branch, gate = block.bn2(block.conv2(inner)), scores["layer1.0.conv2"]
+            truth = gate * F.relu(stem + branch) if placement == "sum" else F.relu(stem + gate * branch)
+        torch.testing.assert_close(seen[0], truth)
+
+
+def test_groups_of_tied_and_independent_streams() -> None:
+    x = torch.zeros(1, 3, 32, 32)
+    independent = Pruner(resnet20(), x).network.groups
+    assert len(independent) == 19
+    assert [g.name for g in independent if g.stream] == [
+        "conv1",
+        *(f"layer{s}.{b}.conv2" for s in (1, 2, 3) for b in range(3)),
+    ]
+    tied = {g.name: g for g in Pruner(resnet20(), x, streams="tied").network.groups}
+    assert len(tied) == 9 + 3
+    assert tied["conv1"].layers == ("conv1", "layer1.0.conv2", "layer1.1.conv2", "layer1.2.conv2")
+    assert tied["layer2.0.conv2"].layers == ("layer2.0.conv2", "layer2.1.conv2", "layer2.2.conv2")
+
+
+@pytest.mark.parametrize(("scorer", "millions"), [("vanilla", 47.1), ("kq", 1.70)])
+def test_scorer_sizes_on_resnet56(scorer: str, millions: float) -> None:
+    pruner = Pruner(resnet56(), torch.zeros(1, 3, 32, 32), scorer=scorer)
+    assert sum(p.numel() for p in pruner.scorer_parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
+
+
+def test_penalty_by_hand() -> None:
+    """At the start every score is 1: ResNet-20 weighs 7 layers of 16 with 16, 6 of 32 with 4, 6 of 64 with 1."""
+    x = torch.zeros(1, 3, 32, 32)
+    expected = {"area": 7 * 16 * 16 + 6 * 32 * 4 + 6 * 64, "side": 7 * 16 * 4 + 6 * 32 * 2 + 6 * 64, "none": 688}
+    for balance, total in expected.items():
+        penalty = Pruner(resnet20(), x, penalty=0.01, balance=balance).penalty()
+        assert penalty.item() == pytest.approx(0.01 * total)
+
+
+def test_the_penalty_pushes_scores_down(batch: tuple[Tensor, Tensor]) -> None:
+    pruner = Pruner(vgg16_bn(), batch[0], scorer="free", penalty=1.0)
+    with pruner.scoring():
+        for _ in range(3):
+            score_step(pruner, batch)
+    assert all((scores < 1).all() for scores in pruner.scores().values())
+
+
+def test_a_gated_model_can_be_copied(batch: tuple[Tensor, Tensor]) -> None:
+    """A copy's gates must read the copy's own filters."""
+    pruner = Pruner(resnet20(), batch[0], scorer="vanilla")
+    with pruner.scoring():
+        score_step(pruner, batch)
+        twin = copy.deepcopy(pruner.model)
+        with torch.no_grad():
+            twin.conv1.weight.zero_()
+        gate = twin.get_submodule("gates.0")
+        assert torch.equal(gate.scores(), torch.ones(16))
+        assert not torch.equal(pruner.gates["conv1"].scores(), torch.ones(16))
+
+
+def test_misuse_is_explained(batch: tuple[Tensor, Tensor]) -> None:
+    pruner = Pruner(resnet20(), batch[0])
+    with pytest.raises(PaamError, match="Nothing is selected yet"):
+        pruner.compact()
+    with pytest.raises(TargetError, match="needs a target the first time"), pruner.weighting():
+        pass
+    with pytest.raises(RecipeError, match="Did you mean 'tied'"):
+        Pruner(resnet20(), batch[0], streams="tide")
+    with pytest.raises(RecipeError, match="placement 'after'"):
+        Pruner(resnet20(), batch[0], placement="after")
+    with pytest.raises(RecipeError, match="no layer that could be pruned"):
+        Pruner(nn.Sequential(nn.Linear(3, 2)), torch.zeros(1, 3))
+
+
+def test_prune_in_one_call() -> None:
+    """Two classes told apart by colour: a small CNN must keep solving it with 40 % of its MACs."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(128) % 2
+    images = torch.rand(128, 3, 8, 8, generator=generator)
+    images[labels == 1, 0] += 1
+    loader = list(zip(images.split(32), labels.split(32), strict=True))
+    model = nn.Sequential(
+        *(
+            nn.Conv2d(3, 16, 3, padding=1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Conv2d(16, 16, 3, padding=1),
+            nn.BatchNorm2d(16),
+        ),
+        *(nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 2)),
+    )
+    before = snapshot(model)
+    schedule = paam.Schedule(warmup=2, cycles=2, score=1, weight=1, finetune=3)
+    seen: list[str] = []
+    pruned = paam.prune(
+        model,
+        loader,
+        loader,
+        keep_macs=0.4,
+        schedule=schedule,
+        device="cpu",
+        on_event=lambda e: seen.append(e["event"]),
+    )
+    assert not changed(before, model)
+    assert paam.count(pruned.model, images[:1]).macs <= 0.4 * paam.count(model, images[:1]).macs
+    with torch.no_grad():
+        assert (pruned.model(images).argmax(1) == labels).float().mean() > 0.95
+    assert seen == [event["event"] for event in pruned.history]
+    assert seen.count("epoch") == schedule.total == 9
+    with pytest.raises(paam.errors.DataError, match="no batch"):
+        paam.prune(model, [], keep_macs=0.5)
+
+
+def test_the_readme_example_runs(tmp_path, monkeypatch) -> None:
+    """The library example of the README, word for word, on a loader of random images."""
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    code = re.search(r"<!-- example -->\n```python\n(.*?)```", text, re.S)[1]
+    monkeypatch.chdir(tmp_path)
+    images, labels = torch.randn(16, 3, 32, 32), torch.arange(16) % 10
+    scope: dict[str, object] = {"loader": [(images[:8], labels[:8]), (images[8:], labels[8:])]}
+    exec(code, scope)
+    small = scope["small"]
+    assert isinstance(small, nn.Module)
+    assert paam.count(small, images[:1]).macs <= 0.5 * 125_485_696
+    assert sorted(p.name for p in tmp_path.rglob("*.*")) == ["model.safetensors", "plan.json"]
