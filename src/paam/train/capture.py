@@ -25,7 +25,7 @@ class CapturedStep:
         self.step = step
         self.calls = 0
         self.graph = torch.cuda.CUDAGraph()
-        self.stream = torch.cuda.Stream()
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
         self.calls += 1

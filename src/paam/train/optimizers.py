@@ -13,7 +13,7 @@ from paam.recipe import OptimizerSettings
 
 
 def build_optimizer(settings: OptimizerSettings, lr: float, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """The optimiser of one phase, at its initial rate. On a GPU it is fused, and its rate a tensor that graphs can read."""
+    """The optimiser of one phase. On a GPU it is fused, and its rate a tensor that captured graphs can read."""
     parameters = list(parameters)
     on_gpu = parameters[0].is_cuda
     rate: Any = torch.tensor(lr, device=parameters[0].device) if on_gpu else lr

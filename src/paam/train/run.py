@@ -182,7 +182,7 @@ def _build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str) -> Prun
     channels = data.train.images.shape[1]
     model = build_model(recipe.model.name, num_classes=len(data.classes), in_channels=channels).to(device)
     if device.startswith("cuda"):
-        model = model.to(memory_format=torch.channels_last)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         torch.backends.cudnn.benchmark = True
     pruner = Pruner(model, _example(data, device, 1), score_lr=recipe.score_lr, inplace=True, **asdict(recipe.prune))
     with torch.no_grad():
