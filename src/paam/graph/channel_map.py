@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,35 +13,59 @@ class ChannelMap(nn.Module):
     """Output channel j is input channel ``index[j]`` (0 where that is -1), plus ``offset[j]``.
 
     Turns the channels that one block kept into those that the next one reads; the offsets carry what removed layers
-    contributed as a constant. ``axis`` is the channel axis.
+    contributed as a constant. ``axis`` is the channel axis, ``inputs`` the number of channels that come in; each is
+    used at most once.
     """
 
     index: Tensor
+    back: Tensor
 
-    def __init__(self, index: Sequence[int], axis: int, offset: Tensor | None = None) -> None:
+    def __init__(self, index: Sequence[int], inputs: int, axis: int, offset: Tensor | None = None) -> None:
         super().__init__()
         self.axis = axis
+        self.moves = list(index) != list(range(inputs))
         self.offset = None if offset is None else nn.Parameter(offset)
-        self.width = len(index)
-        self.padded = -1 in index
-        self.moves = list(index) != list(range(len(index))) or self.padded
-        # Missing channels read one channel of zeros that is appended behind the largest index in use.
-        self.zeros_at = max(index, default=-1) + 1
-        lookup = torch.tensor([self.zeros_at if i < 0 else i for i in index])
-        self.register_buffer("index", lookup, persistent=False)
+        self.register_buffer("index", torch.tensor(index), persistent=False)
+        self.register_buffer("back", torch.full((inputs,), -1), persistent=False)
+        used = self.index >= 0
+        self.back[self.index[used]] = torch.arange(len(index))[used]
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.padded:
-            behind = [0, 0] * (x.dim() - 1 - self.axis)
-            x = nn.functional.pad(x.narrow(self.axis, 0, self.zeros_at), [*behind, 0, 1])
-        if self.moves or x.shape[self.axis] != self.width:
-            x = x.index_select(self.axis, self.index)
+        if self.moves:
+            x = _Take.apply(x, self.index, self.back, self.axis)  # type: ignore[no-untyped-call]
         if self.offset is not None:
             x = x + self.offset.view([-1] + [1] * (x.dim() - 1 - self.axis))
         return x
 
     def extra_repr(self) -> str:
-        return f"width={self.width}, axis={self.axis}, offset={self.offset is not None}"
+        return f"{len(self.back)} -> {len(self.index)}, axis={self.axis}, offset={self.offset is not None}"
+
+
+class _Take(torch.autograd.Function):
+    """Channels by number. Its gradient takes channels too, where torch's own would scatter with atomic additions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, back: Tensor, axis: int) -> Tensor:
+        ctx.save_for_backward(back, index)
+        ctx.axis = axis
+        return _take(x, index, axis)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        back, index = ctx.saved_tensors
+        return _Take.apply(gradient, back, index, ctx.axis), None, None, None  # type: ignore[no-untyped-call]
+
+
+def _take(x: Tensor, index: Tensor, axis: int) -> Tensor:
+    """Channels ``index`` of x along ``axis``, zeros for -1, in the memory format of x."""
+    if x.shape[axis] == 0:
+        return x.new_zeros([len(index) if place == axis else size for place, size in enumerate(x.shape)])
+    last = x.dim() == 4 and axis == 1 and x.is_contiguous(memory_format=torch.channels_last)
+    if last:
+        x, axis = x.permute(0, 2, 3, 1), 3
+    taken = x.index_select(axis, index.clamp(min=0))
+    taken = taken * (index >= 0).to(x.dtype).view([-1] + [1] * (x.dim() - 1 - axis))
+    return taken.permute(0, 3, 1, 2) if last else taken
 
 
 class OnesChannel(nn.Module):

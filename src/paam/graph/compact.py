@@ -57,10 +57,12 @@ class _Builder:
         self.shapes = traced.shapes
         self.maps = nn.Module()
         self.gone: set[fx.Node] = set()
+        self.widths: dict[fx.Node, int] = {}  # channels physically present, by original node
         self.rewired = False
 
     def place(self, step: Settled) -> None:
         op = step.op
+        self.widths[op.node] = len(step.out)
         node = self.output if op.node.op == "output" else self.nodes[op.node]
         if not len(step.out):
             self.gone.add(node)
@@ -104,7 +106,7 @@ class _Builder:
         offset = None
         if len(constants):
             offset = _spread(self.values[source.name], constants, step.wanted[position])
-        channel_map = ChannelMap(index.tolist(), self.axes[source], offset)
+        channel_map = ChannelMap(index.tolist(), self.widths[source], self.axes[source], offset)
         return self._insert(channel_map, self._source(source, before), before)
 
     def _place_add(self, step: Settled, node: fx.Node) -> None:
@@ -120,7 +122,8 @@ class _Builder:
             new = self.nodes[source]
             if index is not None or offset is not None:
                 places = np.arange(len(step.out)) if index is None else index
-                new = self._insert(ChannelMap(places.tolist(), step.op.axis, offset), new, node)
+                channel_map = ChannelMap(places.tolist(), self.widths[source], step.op.axis, offset)
+                new = self._insert(channel_map, new, node)
                 offset = None  # the sum carries it once
             operands.append(new)
         if len(operands) == 1:

@@ -41,8 +41,12 @@ class Flow(Protocol):
 
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]: ...
 
-    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
-        """``wanted``: output channels that are needed and LIVE. Returns the input layouts needed, and the output's."""
+    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
+        """What each input must hold, and what the output then holds.
+
+        ``inputs``: what they hold now. ``wanted``: output channels that are needed and LIVE. ``opened``: output channels
+        that no gate behind this operation closes.
+        """
         ...
 
     def strength(self, inputs: list[Strengths]) -> Strengths: ...
@@ -62,7 +66,7 @@ class Source:
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
         return []
 
-    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
+    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
         return [], np.arange(self.width)
 
     def strength(self, inputs: list[Strengths]) -> Strengths:
@@ -84,7 +88,7 @@ class Sink:
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
         return [np.ones(self.width, dtype=bool)]
 
-    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
+    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
         whole = np.arange(self.width)
         return [whole], whole
 
@@ -126,7 +130,7 @@ class Mix:
         groups = need.reshape(self.groups, -1).any(1)
         return [groups.repeat(self.inputs // self.groups)]
 
-    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
+    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
         rows = np.flatnonzero(wanted)
         return ([rows] if self.depthwise else [inputs[0]]), rows
 
@@ -157,9 +161,11 @@ class Pass:
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
         return [need]
 
-    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
-        # A gate right behind this operation may close channels that another reader keeps present in the input.
-        present = np.flatnonzero(wanted)
+    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
+        # What is present passes even where nobody needs it: cheaper than a map. Only what a gate closes here must go.
+        passing = wanted.copy()
+        passing[inputs[0]] |= opened[inputs[0]]
+        present = np.flatnonzero(passing)
         return [present], present
 
     def strength(self, inputs: list[Strengths]) -> Strengths:
@@ -182,7 +188,7 @@ class Add:
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
         return [need] * len(inputs)
 
-    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
+    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
         present = np.flatnonzero(wanted)
         return [present] * len(inputs), present
 
@@ -206,7 +212,7 @@ class Concat:
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
         return np.split(need, np.cumsum(self.widths)[:-1])
 
-    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
+    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
         starts = np.cumsum((0, *self.widths[:-1]))
         parts = np.split(wanted, np.cumsum(self.widths)[:-1])
         present = [np.flatnonzero(part) for part in parts]
@@ -236,7 +242,7 @@ class Route:
         needed[self.source[need & (self.source >= 0)]] = True
         return [needed]
 
-    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
+    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
         if len(inputs[0]) == self.width:  # nothing was removed: the operation stays as it is
             return [inputs[0]], np.arange(len(self.source))
         present = np.flatnonzero(wanted)
@@ -261,8 +267,10 @@ class Flatten:
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
         return [np.any(need.reshape(-1, self.block), axis=1)]
 
-    def layout(self, inputs: list[Layout], wanted: Needs) -> tuple[list[Layout], Layout]:
-        present = np.flatnonzero(wanted.reshape(-1, self.block).any(1))
+    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
+        needed = wanted.reshape(-1, self.block).any(1)
+        needed[inputs[0]] = True
+        present = np.flatnonzero(needed)
         return [present], (present[:, None] * self.block + np.arange(self.block)).ravel()
 
     def strength(self, inputs: list[Strengths]) -> Strengths:

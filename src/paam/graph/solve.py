@@ -76,7 +76,8 @@ def solve(ops: Sequence[Op], masks: Masks) -> Solution:
     for op in ops:
         is_output = op.node.op == "output"
         wanted = np.zeros(0, dtype=bool) if is_output else needs[op.name] & (states[op.name] == LIVE)
-        layouts, out = op.flow.layout([present[node.name] for node in op.inputs], wanted)
+        opened = masks.get(op.name, np.ones(len(wanted), dtype=bool))
+        layouts, out = op.flow.layout([present[node.name] for node in op.inputs], wanted, opened)
         steps = [_align(present[n.name], states[n.name], w) for n, w in zip(op.inputs, layouts, strict=True)]
         folded = False
         if isinstance(op.flow, Mix) and not op.flow.depthwise:

@@ -1,0 +1,539 @@
+"""The command line: what it says, how it exits, and that a refusal never touches a run that is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import typer.main
+from safetensors.torch import load_file
+
+import paam
+import paam.cli
+from paam.record import read_record
+
+DIGITS = "digits-resnet20-kq"
+RECIPES = sorted(f.stem for f in (Path(paam.__file__).parent / "recipes").glob("*.toml"))
+COMMANDS = sorted(typer.main.get_command(paam.cli.app).commands)
+CIFAR_FILES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+FOREIGN = {"thesis.txt": b"ten years of work", "record.txt": b"", "model.safetensors": b"mine"}
+
+# A user's own networks, as they would stand in a file beside them.
+NETS = """
+import torch.nn.functional as F
+from torch import nn
+
+
+class Small(nn.Module):
+    def __init__(self, num_classes, in_channels):
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, 6, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(6)
+        self.conv2 = nn.Conv2d(6, 8, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(8)
+        self.linear = nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = F.relu(self.bn2(self.conv2(x)))
+        return self.linear(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+class Branching(Small):
+    def forward(self, x):
+        if x.sum() > 0:
+            x = -x
+        return super().forward(x)
+
+
+def small(num_classes, in_channels):
+    return Small(num_classes, in_channels)
+
+
+def branching(num_classes, in_channels):
+    return Branching(num_classes, in_channels)
+
+
+def seven_classes(in_channels):
+    return Small(7, in_channels)
+
+
+def coloured():
+    return Small(10, 3)
+
+
+def broken():
+    raise RuntimeError("no such\\nlayer")
+
+
+def a_list():
+    return [1, 2]
+"""
+
+BRANCH = next(number for number, line in enumerate(NETS.split("\n"), 1) if "if x.sum() > 0" in line)
+
+QUICK = [
+    "--set=schedule.warmup=1",
+    "--set=schedule.cycles=1",
+    "--set=schedule.weight=1",
+    "--set=schedule.finetune=1",
+    "--set=schedule.control=false",
+    "--set=data.batch_size=128",
+    "--set=model.name=own_nets:small",
+    "--device=cpu",
+]
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    """Every path below a folder with its bytes; None for folders."""
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Path:
+    """A working directory of one's own, with one's own networks in it; imports are forgotten afterwards."""
+    (tmp_path / "own_nets.py").write_text(NETS, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("own_nets", "no_such_module", "half_module"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield tmp_path
+    sys.modules.pop("own_nets", None)
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """Run the program in this process: exit code, standard output and standard error."""
+
+    def call(*arguments: str) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["paam", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            paam.cli.main()
+        captured = capsys.readouterr()
+        return SimpleNamespace(code=exit_.value.code or 0, out=captured.out, err=captured.err)
+
+    return call
+
+
+@pytest.fixture
+def refuse(cli):
+    """Run something that must be refused: exit code 2 and one message, of one line, which is returned."""
+
+    def call(*arguments: str) -> str:
+        done = cli(*arguments)
+        assert done.code == 2
+        return one_message(done.err)
+
+    return call
+
+
+def one_message(err: str) -> str:
+    assert "Traceback" not in err
+    assert err.endswith("\n")
+    (line,) = err.splitlines()
+    assert line.startswith("paam: ")
+    message = line.removeprefix("paam: ")
+    assert message[-1] in ".?"
+    assert len(message.split()) > 4
+    return message
+
+
+@pytest.fixture(scope="module")
+def good_run(tmp_path_factory) -> Path:
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("good")
+    (folder / "own_nets.py").write_text(NETS, "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", list(sys.path))
+        patch.setattr(sys, "argv", ["paam", "prune", DIGITS, *QUICK, "--out=run"])
+        with pytest.raises(SystemExit) as exit_:
+            paam.cli.main()
+    assert not exit_.value.code
+    return folder / "run"
+
+
+@pytest.fixture
+def run(good_run, here) -> Path:
+    """A copy of the finished run, under runs/good of the working directory; it must be there, unchanged, at the end."""
+    copied = Path(shutil.copytree(good_run, here / "runs" / "good"))
+    before = snapshot(copied)
+    assert {"recipe.toml", "record.jsonl", "plan.json", "model.safetensors", "checkpoints"} <= before.keys()
+    yield copied
+    assert snapshot(copied) == before
+
+
+# ---------------------------------------------------------------- input that is refused before anything is written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(["digits-resnet20-kp"], ["'digits-resnet20-kp'", f"'{DIGITS}'", ".toml"], id="recipe"),
+        pytest.param(["nowhere.toml"], ["nowhere.toml", "No such file"], id="recipe-file"),
+        pytest.param(["own_nets.py.toml"], ["own_nets.py.toml"], id="recipe-missing"),
+        pytest.param(["x" * 300], [".toml"], id="recipe-long"),
+        pytest.param([DIGITS, "--set=finetune.ler=1"], ["finetune.ler", "'finetune.lr'"], id="key"),
+        pytest.param([DIGITS, "--set=finetun.lr=1"], ["finetun", "'finetune'"], id="section"),
+        pytest.param([DIGITS, "--set=finetune.lr"], ["finetune.lr", "key=value"], id="no-value"),
+        pytest.param([DIGITS, "--set=finetune.lr=fast"], ["finetune.lr", "a number", "'fast'"], id="text-for-number"),
+        pytest.param([DIGITS, "--set=schedule.warmup=1.5"], ["schedule.warmup", "whole", "1.5"], id="number-for-int"),
+        pytest.param([DIGITS, "--set=schedule.warmup=true"], ["schedule.warmup", "whole"], id="bool-for-int"),
+        pytest.param([DIGITS, "--set=data.flip=1"], ["data.flip", "true or false"], id="int-for-bool"),
+        pytest.param([DIGITS, "--set=data.holdout=1.5"], ["data.holdout", "0.9", "1.5"], id="range"),
+        pytest.param([DIGITS, "--set=schedule.cycles=0"], ["schedule.cycles", "from 1"], id="no-cycles"),
+        pytest.param([DIGITS, f"--set=finetune.lr={'9' * 400}"], ["finetune.lr"], id="huge"),
+        pytest.param([DIGITS, f"--set=finetune.lr={'9' * 5000}"], ["finetune.lr"], id="huger"),
+        pytest.param([DIGITS, f"--set=finetune.lr={'[' * 5000}"], ["finetune.lr"], id="nested"),
+        pytest.param([DIGITS, "--set=prune.scorer=qk"], ["prune.scorer", "'qk'", "kq"], id="choice"),
+        pytest.param(
+            [DIGITS, "--set=finetune.nesterov=true", "--set=finetune.momentum=0"], ["momentum"], id="nesterov"
+        ),
+        pytest.param([DIGITS, "--keep-macs=1.5"], ["keep_macs", "up to 1", "1.5"], id="share"),
+        pytest.param([DIGITS, "--keep-macs=nan"], ["keep_macs"], id="share-nan"),
+        pytest.param([DIGITS, "--keep-macs=0.5", "--keep-params=0.5"], ["--keep-macs and --keep-params"], id="targets"),
+        pytest.param([DIGITS, "--threshold=0.5", "--keep-filters=0.5"], ["--keep-filters", "--threshold"], id="both"),
+        pytest.param(
+            [DIGITS, "--set=target.keep_macs=0.5", "--set=target.threshold=0.5"], ["target"], id="targets-set"
+        ),
+        pytest.param([DIGITS, "--set=target.keep_macs=0.5", "--keep-params=0.5"], ["target"], id="targets-mixed"),
+        pytest.param([DIGITS, "--keep-macs=0.0001"], ["keep_macs", "0.0001", "between 0.", "and 1"], id="unreachable"),
+        pytest.param([DIGITS, "--set=model.name=resnet21"], ["resnet21", "resnet2"], id="model"),
+        pytest.param(
+            [DIGITS, "--set=model.name=vgg16_bn"], ["[1, 1, 8, 8]", "Output size is too small"], id="too-small-images"
+        ),
+        pytest.param([DIGITS, "--set=data.image_size=9"], ["image_size", "8 x 8"], id="image-size"),
+        pytest.param([DIGITS, "--device=warp"], ["'warp'", "cpu"], id="device"),
+        pytest.param([DIGITS, "--device=cuda:99"], ["'cuda:99'", "cpu"], id="device-number"),
+        pytest.param([DIGITS, "--device=meta"], ["'meta'", "cpu"], id="device-meta"),
+        pytest.param([DIGITS, "--resume"], ["--resume", "--overwrite"], id="resume-and-overwrite"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence_and_leaves_the_run_alone(refuse, run, arguments, words):
+    message = refuse("prune", arguments[0], *QUICK, *arguments[1:], f"--out={run}", "--overwrite")
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_an_absent_gpu_is_refused_and_auto_goes_on_without(refuse, run):
+    message = refuse("prune", DIGITS, *QUICK, "--device=cuda", f"--out={run}", "--overwrite")
+    assert "'cuda'" in message
+    assert "this machine has: cpu" in message
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("own_nets:branching", ["Branching", f"own_nets.py:{BRANCH}", "if x.sum() > 0", "torch.fx.wrap"]),
+        ("own_nets:seven_classes", ["own_nets:seven_classes", "[N, 10]", "10 classes", "[2, 7]"]),
+        ("own_nets:coloured", ["[1, 1, 8, 8]", "3 channels"]),
+        ("own_nets:broken", ["own_nets:broken", "RuntimeError: no such layer"]),
+        ("own_nets:a_list", ["own_nets:a_list", "list", "torch.nn.Module"]),
+        ("own_nets:smal", ["own_nets", "'smal'", "'small'"]),
+        ("own_nets:", ["own_nets"]),
+        ("no_such_module:make", ["no_such_module", "PYTHONPATH"]),
+        ("half_module:make", ["half_module", "SyntaxError"]),
+        (":make", ["':make'"]),
+    ],
+)
+def test_a_model_of_ones_own_that_does_not_fit_is_refused(refuse, run, here, model, words):
+    (here / "half_module.py").write_text("def make(:\n", "utf-8")
+    message = refuse("prune", DIGITS, *QUICK, f"--set=model.name={model}", f"--out={run}", "--overwrite")
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("files", "size", "words"),
+    [
+        (None, 0, ["no directory", "cifar", "--data"]),
+        ([], 0, ["cifar", "cifar-10-binary.tar.gz", "--data"]),
+        (CIFAR_FILES[:5], 0, ["test_batch.bin", "missing", "cifar-10-binary.tar.gz"]),
+        (CIFAR_FILES[1:], 0, ["data_batch_1.bin", "missing"]),
+        (CIFAR_FILES, 100, ["data_batch_1.bin", "100 bytes", "30,730,000"]),
+    ],
+    ids=["directory", "empty", "last", "first", "size"],
+)
+def test_data_that_are_not_there_or_not_whole_are_refused(refuse, run, here, files, size, words):
+    if files is not None:
+        (here / "cifar").mkdir()
+        for name in files:
+            (here / "cifar" / name).write_bytes(bytes(size))
+    settings = ["--set=data.name=cifar10", "--data=cifar"]
+    message = refuse("prune", DIGITS, *QUICK, *settings, f"--out={run}", "--overwrite")
+    assert all(word in message for word in words), message
+
+
+def test_cifar10_without_a_directory_says_which_option_is_missing(refuse, run):
+    message = refuse("prune", DIGITS, *QUICK, "--set=data.name=cifar10", f"--out={run}", "--overwrite")
+    assert "--data DIR" in message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--data", os.fsdecode(b"\xff")],  # the digits need no directory, but its name is written into recipe.toml
+        ["--seed=-1"],
+        [f"--seed={2 * 10**13}"],
+        [f"--seed={10**20}"],
+    ],
+    ids=["name-not-utf8", "seed-negative", "seed-large", "seed-huge"],
+)
+def test_odd_values_work_or_are_refused_before_anything_is_written(cli, here, arguments):
+    done = cli("prune", DIGITS, *QUICK, *arguments, "--out=new")
+    if done.code == 0:
+        assert (here / "new" / "model.safetensors").is_file()
+    else:
+        assert done.code == 2
+        one_message(done.err)
+        assert not (here / "new").exists()
+
+
+# ---------------------------------------------------------------- run directories
+
+
+def test_an_existing_run_needs_resume_or_overwrite(refuse, run):
+    message = refuse("prune", DIGITS, *QUICK, f"--out={run}")
+    assert all(word in message for word in (str(run), "not empty", "--resume", "--overwrite", "--out"))
+
+
+def test_a_file_in_the_place_of_the_run_directory_is_refused_and_kept(refuse, here):
+    (here / "file").write_bytes(b"mine")
+    for flags in ([], ["--resume"], ["--overwrite"]):
+        message = refuse("prune", DIGITS, *QUICK, "--out=file", *flags)
+        assert "file is a file" in message
+        assert "--out" in message
+        assert "file/inside" in refuse("prune", DIGITS, *QUICK, "--out=file/inside", *flags)
+    assert (here / "file").read_bytes() == b"mine"
+
+
+def test_a_name_that_no_directory_can_have_is_refused(refuse):
+    assert "xxx" in refuse("prune", DIGITS, *QUICK, f"--out={'x' * 300}")
+
+
+@pytest.mark.parametrize("command", [["prune", DIGITS, *QUICK], ["demo"]], ids=["prune", "demo"])
+def test_overwrite_never_deletes_what_is_no_run(refuse, here, command):
+    for name, content in FOREIGN.items():
+        (here / "mine" / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (here / "mine" / name).write_bytes(content)
+        (here / "mine" / "checkpoints" / name).write_bytes(content)
+    before = snapshot(here / "mine")
+    message = refuse(*command, "--out=mine", *(["--overwrite"] if command[0] == "prune" else []))
+    assert "mine" in message
+    assert "--out" in message
+    assert snapshot(here / "mine") == before
+
+
+def test_overwrite_keeps_a_users_own_files_beside_a_run(cli, good_run, here):
+    out = Path(shutil.copytree(good_run, here / "out"))
+    (out / "notes.txt").write_bytes(b"mine")
+    (out / "figures").mkdir()
+    (out / "figures" / "one.png").write_bytes(b"mine too")
+    assert cli("prune", DIGITS, *QUICK, "--out=out", "--overwrite", "--seed=1").code == 0
+    assert (out / "notes.txt").read_bytes() == b"mine"
+    assert (out / "figures" / "one.png").read_bytes() == b"mine too"
+    assert read_record(out / "record.jsonl")[0]["seed"] == 1
+    assert (out / "model.safetensors").read_bytes() != (good_run / "model.safetensors").read_bytes()
+
+
+def test_resume_with_nothing_there_is_refused(refuse, here):
+    (here / "empty").mkdir()
+    for out in ("empty", "nowhere"):
+        message = refuse("prune", DIGITS, *QUICK, f"--out={out}", "--resume")
+        assert out in message
+        assert "without --resume" in message
+    assert not (here / "nowhere").exists()
+    assert not any((here / "empty").iterdir())
+
+
+@pytest.mark.parametrize("change", ["--seed=1", "--set=finetune.lr=0.5", "--keep-macs=0.7"])
+def test_resume_with_another_seed_or_recipe_is_refused(refuse, run, change):
+    message = refuse("prune", DIGITS, *QUICK, f"--out={run}", "--resume", change)
+    assert str(run) in message
+    assert "another recipe or seed" in message
+
+
+def test_resume_of_a_finished_run_shows_it_again_and_changes_nothing(cli, run):
+    done = cli("prune", DIGITS, *QUICK, f"--out={run}", "--resume")
+    assert done.code == 0
+    assert done.err == ""
+    accuracy = read_record(run / "record.jsonl")[-1]["pruned"]["accuracy"]
+    assert f"{accuracy:.2f} %" in done.out
+
+
+def test_resume_of_a_damaged_record_is_refused(refuse, good_run, here):
+    out = Path(shutil.copytree(good_run, here / "out"))
+    lines = (out / "record.jsonl").read_text("utf-8").splitlines()
+    (out / "record.jsonl").write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]), "utf-8")
+    before = snapshot(out)
+    message = refuse("prune", DIGITS, *QUICK, "--out=out", "--resume")
+    assert "line 2" in message
+    assert snapshot(out) == before
+
+
+# ---------------------------------------------------------------- a loss that is lost
+
+
+def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_checkpoints(refuse, here):
+    command = ["prune", DIGITS, *QUICK, "--out=out", "--set=finetune.lr=1e6", "--set=finetune.momentum=0.99"]
+    command += ["--set=schedule.finetune=9"]
+    message = refuse(*command)
+    found = re.search(r"not finite at step (\d+) of epoch (\d+) \(finetune phase\)", message)
+    assert found
+    step, epoch = map(int, found.groups())
+    assert 1 <= step <= 9  # 1,167 images to train on in batches of 128
+    assert epoch >= 4  # behind one of warm-up, one of scores, one of weights
+    assert "finetune.lr" in message
+    assert "out/checkpoints" in message
+    checkpoints = sorted((here / "out" / "checkpoints").iterdir())
+    assert checkpoints
+    for path in checkpoints:
+        assert all(value.isfinite().all() for name, value in load_file(path).items() if "weight" in name)
+    assert [e["epoch"] for e in read_record(here / "out" / "record.jsonl") if e["event"] == "epoch"] == list(
+        range(epoch - 1)
+    )
+    before = snapshot(here / "out")
+    assert refuse(*command, "--resume") == message  # the same seed goes the same way again
+    assert snapshot(here / "out").keys() == before.keys()
+
+
+def test_a_loss_lost_in_the_first_epoch_promises_no_checkpoint(refuse, here):
+    settings = ["--set=warmup.lr=1e6", "--set=warmup.momentum=0.99", "--set=data.batch_size=32"]
+    message = refuse("prune", DIGITS, *QUICK, *settings, "--out=out")
+    assert re.search(r"step \d+ of epoch 1 \(warmup phase\)", message)
+    assert "warmup.lr" in message
+    assert ("checkpoints" in message) == (here / "out" / "checkpoints").is_dir()
+
+
+# ---------------------------------------------------------------- being stopped
+
+
+def test_a_stopped_run_says_how_to_go_on(cli, monkeypatch):
+    def stopped(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(paam.cli, "run", stopped)
+    done = cli("prune", DIGITS, *QUICK, "--out=out")
+    assert done.code == 130
+    assert "--resume" in done.err
+    assert "Traceback" not in done.err
+
+
+# ---------------------------------------------------------------- the demo
+
+
+def test_the_demo_runs_its_recipe_and_replaces_an_earlier_demo(cli, monkeypatch, good_run, here):
+    monkeypatch.setattr(paam.cli, "DEMO_RECIPE", str(good_run / "recipe.toml"))
+    for seed in (0, 1):
+        done = cli("demo", f"--seed={seed}")
+        assert done.code == 0
+        assert done.err == ""
+        assert "runs/demo" in done.out
+        assert read_record(here / "runs" / "demo" / "record.jsonl")[0]["seed"] == seed
+
+
+# ---------------------------------------------------------------- what it tells
+
+
+def words(text: str) -> str:
+    """The text without frames and line breaks."""
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
+
+
+def test_every_shipped_recipe_is_listed_with_what_it_is(cli):
+    done = cli("recipes")
+    assert done.code == 0
+    assert done.err == ""
+    assert set(RECIPES) <= set(done.out.split())
+    assert "ResNet-20 on the embedded 8 x 8 digits" in words(done.out)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_has_an_example(cli, command):
+    done = cli(command, "--help")
+    assert done.code == 0
+    assert done.err == ""
+    assert re.search(rf"Examples?: paam {command}", words(done.out))
+
+
+def test_help_lists_every_command_with_what_it_does(cli):
+    done = cli("--help")
+    assert done.code == 0
+    for command, function in typer.main.get_command(paam.cli.app).commands.items():
+        first_words = " ".join(function.help.split()[:4])
+        assert f"{command} {first_words}" in words(done.out)
+
+
+def test_help_of_prune_names_every_target_and_flag(cli):
+    text = words(cli("prune", "--help").out)
+    for option in ("--data", "--keep-macs", "--keep-params", "--keep-filters", "--threshold", "--set", "--out"):
+        assert option in text
+    for option in ("--seed", "--device", "--resume", "--overwrite"):
+        assert option in text
+
+
+def test_version(cli):
+    done = cli("--version")
+    assert (done.code, done.out, done.err) == (0, f"paam {paam.__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [["prun"], ["prune"], ["prune", DIGITS, "--seed=x"], ["prune", DIGITS, "--fast"]])
+def test_usage_errors_exit_with_2_and_a_hint(cli, arguments):
+    done = cli(*arguments)
+    assert done.code == 2
+    assert "Usage" in done.err
+    assert "Traceback" not in done.err
+
+
+# ---------------------------------------------------------------- in a process of its own
+
+
+def program(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "paam", *arguments],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_python_m_paam_is_the_same_program(here):
+    done = program("--version", cwd=here)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"paam {paam.__version__}\n", "")
+
+
+def test_the_installed_command_is_the_same_program(here):
+    script = shutil.which("paam", path=str(Path(sys.executable).parent))
+    if script is None:
+        pytest.skip("the command is not installed beside this Python")
+    done = subprocess.run([script, "--version"], cwd=here, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"paam {paam.__version__}\n", "")
+
+
+def test_a_refusal_in_a_process_of_its_own(run, here):
+    done = program("prune", "digits-resnet20-kp", f"--out={run}", "--overwrite", cwd=here)
+    assert done.returncode == 2
+    assert f"Did you mean '{DIGITS}'?" in one_message(done.stderr)
+    assert done.stdout == ""
+
+
+def test_a_network_beside_the_user_or_on_their_path_is_found(here, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    shutil.move(here / "own_nets.py", elsewhere / "own_nets.py")
+    missing = program("prune", DIGITS, *QUICK, "--out=out", cwd=here)
+    assert missing.returncode == 2
+    assert "PYTHONPATH" in one_message(missing.stderr)
+    assert not (here / "out").exists()
+    found = program("prune", DIGITS, *QUICK, "--out=out", cwd=here, PYTHONPATH=str(elsewhere))
+    assert found.returncode == 0
+    assert found.stderr == ""
+    assert (here / "out" / "model.safetensors").is_file()

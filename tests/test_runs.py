@@ -1,0 +1,465 @@
+"""Whole runs: one seed gives one result to the bit, killed and resumed or not, and the record tells the truth."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import paam
+import paam.cli
+from paam.data import load_data
+from paam.errors import ArtifactError, DivergedError
+from paam.models import resnet20
+from paam.recipe import OptimizerSettings, Recipe, load_recipe
+from paam.record import read_record
+from paam.schedule import Schedule
+from paam.train.engine import Engine
+from paam.train.run import run
+
+DIGITS = "digits-resnet20-kq"
+
+
+class Small(nn.Module):
+    """A residual block and a dropout: a stream, an inner layer, and randomness of its own."""
+
+    def __init__(self, num_classes: int, in_channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, 8, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(8)
+        self.conv2 = nn.Conv2d(8, 10, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(10)
+        self.conv3 = nn.Conv2d(10, 8, 3, 1, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(8)
+        self.drop = nn.Dropout(0.1)
+        self.linear = nn.Linear(8, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(x)))
+        x = F.relu(x + self.bn3(self.conv3(y)))
+        return self.linear(self.drop(F.adaptive_avg_pool2d(x, 1).flatten(1)))
+
+
+def small(num_classes: int = 10, in_channels: int = 1) -> Small:
+    return Small(num_classes, in_channels)
+
+
+SCHEDULE = {"warmup": 2, "cycles": 2, "score": 2, "weight": 2, "finetune": 2, "control": True}
+EPOCHS = 2 + 2 * (2 + 2) + 2 + 2
+# Phase of each epoch, written out.
+PHASES = ["warmup"] * 2 + (["score"] * 2 + ["weight"] * 2) * 2 + ["finetune"] * 2 + ["control"] * 2
+
+
+def short(**changes) -> Recipe:
+    overrides = {f"schedule.{key}": value for key, value in SCHEDULE.items()}
+    overrides |= {"model.name": f"{__name__}:small", "data.batch_size": 256, "score.lr": 0.1}
+    return load_recipe(DIGITS, overrides | {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def story(events: list[dict]) -> list[dict]:
+    """What happened, without how long it took."""
+    timed = ("seconds", "latency_ms")
+    return [
+        {
+            key: {k: v for k, v in value.items() if k not in timed} if isinstance(value, dict) else value
+            for key, value in event.items()
+            if key not in timed
+        }
+        for event in events
+        if event["event"] != "start"
+    ]
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    left, right = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+    assert (one / "plan.json").read_bytes() == (other / "plan.json").read_bytes()
+
+
+class Killed(BaseException):
+    """As abrupt as a signal: nothing in paam catches it."""
+
+
+def killer(kind: str, epoch: int | None = None):
+    def watch(event: dict) -> None:
+        if event["event"] == kind and epoch in (None, event.get("epoch")):
+            raise Killed
+
+    return watch
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """The short run, never interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    run(short(), out, device="cpu")
+    return out
+
+
+# ---------------------------------------------------------------- reproducible
+
+
+def test_a_seed_decides_everything_and_another_seed_something_else(tmp_path):
+    """The shipped network, with two threads: sums must not depend on which of them is first."""
+    quick = {"schedule.warmup": 1, "schedule.cycles": 1, "schedule.weight": 1, "schedule.finetune": 1}
+    recipe = load_recipe(DIGITS, {**quick, "schedule.control": False, "train.threads": 2})
+    threads = torch.get_num_threads()
+    try:
+        stories = [
+            story(run(recipe, tmp_path / name, seed=seed, device="cpu"))
+            for name, seed in (("one", 5), ("two", 5), ("other", 6))
+        ]
+    finally:
+        torch.set_num_threads(threads)
+    assert stories[0] == stories[1]
+    assert_same_weights(tmp_path / "one", tmp_path / "two")
+    losses = [[e["loss"] for e in events if e["event"] == "epoch"] for events in stories]
+    assert len(losses[0]) == 4
+    assert all(a != b for a, b in zip(losses[0], losses[2], strict=True))
+    name = "linear.bias"
+    assert not torch.equal(*(load_file(tmp_path / r / "model.safetensors")[name] for r in ("one", "other")))
+
+
+def test_the_same_run_writes_the_same_bytes(tmp_path):
+    recipe = short(schedule__warmup=1, schedule__cycles=1, schedule__finetune=1, schedule__control=False)
+    for number in range(4):
+        run(recipe, tmp_path / str(number), device="cpu")
+    for name in ("recipe.toml", "plan.json", "model.safetensors"):
+        assert len({(tmp_path / str(number) / name).read_bytes() for number in range(4)}) == 1, name
+
+
+def test_what_ran_before_in_the_process_does_not_matter(tmp_path, whole):
+    torch.manual_seed(99)
+    np.random.seed(99)
+    run(short(), tmp_path / "run", device="cpu")
+    assert_same_weights(tmp_path / "run", whole)
+
+
+def test_the_written_recipe_runs_to_the_same_weights(tmp_path, whole):
+    again = load_recipe(str(whole / "recipe.toml"))
+    assert again == short()
+    events = run(again, tmp_path / "run", device="cpu")
+    assert_same_weights(tmp_path / "run", whole)
+    assert story(events) == story(read_record(whole / "record.jsonl"))
+
+
+# ---------------------------------------------------------------- killed and resumed
+
+
+def test_the_short_run_goes_through_every_phase(whole):
+    epochs = [e for e in read_record(whole / "record.jsonl") if e["event"] == "epoch"]
+    assert [(e["epoch"], e["phase"]) for e in epochs] == list(enumerate(PHASES))
+    assert len(epochs) == EPOCHS
+
+
+@pytest.mark.parametrize(
+    ("kind", "epoch"),
+    [
+        *(("epoch", epoch) for epoch in range(EPOCHS)),
+        ("start", None),
+        ("scores", 3),
+        ("selection", 4),
+        ("selection", 8),
+    ],
+)
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, whole, kind, epoch):
+    out = tmp_path / "run"
+    with pytest.raises(Killed):
+        run(short(), out, device="cpu", watch=killer(kind, epoch))
+    assert not (out / "model.safetensors").exists()
+    torch.manual_seed(99)  # another process has another state
+    events = run(short(), out, device="cpu", resume=True)
+    assert_same_weights(out, whole)
+    assert story(events) == story(read_record(whole / "record.jsonl"))
+    assert events == read_record(out / "record.jsonl")
+
+
+@pytest.mark.parametrize("every", [3, 100])
+def test_rare_checkpoints_resume_to_the_same_bits(tmp_path, whole, every):
+    out = tmp_path / "run"
+    for epoch in (1, 5, 9, 13):  # killed once in almost every phase, one after the other
+        with pytest.raises(Killed):
+            run(
+                short(train__checkpoint_every=every),
+                out,
+                device="cpu",
+                resume=out.exists(),
+                watch=killer_of_new(out, epoch),
+            )
+    events = run(short(train__checkpoint_every=every), out, device="cpu", resume=True)
+    assert_same_weights(out, whole)
+    assert story(events) == story(read_record(whole / "record.jsonl"))
+
+
+def killer_of_new(out: Path, epoch: int):
+    """Kill at an epoch's event; what a resumed run only shows again is earlier than that."""
+    assert not out.exists() or all(e.get("epoch", -1) < epoch for e in read_record(out / "record.jsonl"))
+    return killer("epoch", epoch)
+
+
+@pytest.mark.parametrize("reset", ["score", "weight"])
+def test_optimisers_that_start_afresh_every_phase_resume_to_the_same_bits(tmp_path, whole, reset):
+    recipe = short(**{f"{reset}__reset": True})
+    run(recipe, tmp_path / "plain", device="cpu")
+    epoch = {"score": 7, "weight": 9}[reset]  # inside the phase's second turn
+    with pytest.raises(Killed):
+        run(recipe, tmp_path / "run", device="cpu", watch=killer("epoch", epoch))
+    run(recipe, tmp_path / "run", device="cpu", resume=True)
+    assert_same_weights(tmp_path / "run", tmp_path / "plain")
+    plain = load_file(tmp_path / "plain" / "model.safetensors")["linear.bias"]
+    assert not torch.equal(plain, load_file(whole / "model.safetensors")["linear.bias"])  # the switch does something
+
+
+@pytest.mark.parametrize("crash", ["checkpoint", "record", "both"])
+def test_a_crash_while_writing_resumes_to_the_same_bits(tmp_path, whole, crash):
+    out = tmp_path / "run"
+    with pytest.raises(Killed):
+        run(short(), out, device="cpu", watch=killer("epoch", 8))
+    if crash != "record":
+        newest = max((out / "checkpoints").iterdir())
+        newest.write_bytes(newest.read_bytes()[:-100])
+    if crash != "checkpoint":
+        (out / "record.jsonl").write_bytes((out / "record.jsonl").read_bytes()[:-30])
+    events = run(short(), out, device="cpu", resume=True)
+    assert_same_weights(out, whole)
+    assert story(events) == story(read_record(whole / "record.jsonl"))
+
+
+def test_a_run_killed_before_its_end_was_recorded_finishes_without_training(tmp_path, whole):
+    out = Path(shutil.copytree(whole, tmp_path / "run"))
+    lines = (out / "record.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (out / "record.jsonl").write_text("".join(lines[:-1]), "utf-8")
+    for name in ("plan.json", "model.safetensors"):
+        (out / name).unlink()
+    steps = []
+    events = run(short(), out, device="cpu", resume=True, on_step=lambda step, of: steps.append(step))
+    assert steps == []
+    assert_same_weights(out, whole)
+    assert story(events) == story(read_record(whole / "record.jsonl"))
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_kept(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(Killed):
+        run(short(), out, device="cpu", watch=killer("epoch", 4))
+    for path in (out / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:50])
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    with pytest.raises(ArtifactError, match="--overwrite"):
+        run(short(), out, device="cpu", resume=True)
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+
+
+def test_what_was_seen_of_a_resumed_run_is_its_whole_record(tmp_path):
+    with pytest.raises(Killed):
+        run(short(), tmp_path / "run", device="cpu", watch=killer("epoch", 6))
+    seen: list[dict] = []
+    events = run(short(), tmp_path / "run", device="cpu", resume=True, watch=seen.append)
+    assert seen == events
+
+
+# ---------------------------------------------------------------- what a run leaves behind
+
+
+def counted_by_hooks(model: nn.Module, example: Tensor) -> int:
+    """Multiply-accumulates of convolutions and linear layers, from the shapes that pass through them."""
+    total = 0
+
+    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal total
+        total += output.numel() * module.weight[0].numel()
+
+    handles = [m.register_forward_hook(hook) for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    with torch.no_grad():
+        model.eval()(example)
+    for handle in handles:
+        handle.remove()
+    return total
+
+
+def test_a_run_directory_holds_recipe_record_plan_and_weights(whole):
+    names = {p.name for p in whole.iterdir()}
+    assert names == {"recipe.toml", "record.jsonl", "plan.json", "model.safetensors", "checkpoints"}
+    assert len(list((whole / "checkpoints").iterdir())) == 2
+
+
+@pytest.mark.parametrize("target", ["keep_macs", "keep_params", "keep_filters"])
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_the_record_states_the_cost_of_what_was_saved_and_keeps_the_target(tmp_path, target, share):
+    quick = {"schedule__warmup": 0, "schedule__cycles": 1, "schedule__finetune": 1, "schedule__control": False}
+    recipe = short(**quick, **{f"target__{target}": share})
+    end = run(recipe, tmp_path / "run", device="cpu")[-1]
+    example = torch.zeros(1, 1, 8, 8)
+    loaded = paam.load(tmp_path / "run", small())
+    for name, model in (("pruned", loaded), ("dense", small())):
+        assert end[name]["params"] == sum(p.numel() for p in model.parameters()) == paam.count(model, example).params
+        assert end[name]["macs"] == counted_by_hooks(model, example) == paam.count(model, example).macs
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text("utf-8"))
+    kept = {name: [len(group["keep"]), group["width"]] for name, group in plan["groups"].items()}
+    assert end["kept_filters"] == kept
+    assert sum(width for _, width in kept.values()) == 8 + 10 + 8
+    shares = {
+        "keep_macs": end["pruned"]["macs"] / end["dense"]["macs"],
+        "keep_params": end["pruned"]["params"] / end["dense"]["params"],
+        "keep_filters": sum(k for k, _ in kept.values()) / 26,
+    }
+    assert share - 0.2 < shares[target] <= share
+
+
+def test_the_dense_network_of_the_record_is_the_published_one(tmp_path):
+    """ResNet-20 has 269,722 parameters on three channels: two channels of 16 x 9 weights less on one."""
+    quick = {"schedule.warmup": 0, "schedule.cycles": 1, "schedule.weight": 1, "schedule.finetune": 0}
+    recipe = load_recipe(DIGITS, {**quick, "schedule.control": False, "data.batch_size": 1024})
+    events = run(recipe, tmp_path / "run", device="cpu")
+    assert events[0]["dense"]["params"] == events[-1]["dense"]["params"] == 269_722 - 2 * 16 * 9
+    example = torch.zeros(1, 1, 8, 8)
+    loaded = paam.load(tmp_path / "run", resnet20(in_channels=1))
+    assert events[-1]["pruned"]["macs"] == counted_by_hooks(loaded, example)
+    assert events[-1]["dense"]["macs"] == counted_by_hooks(resnet20(in_channels=1), example)
+    assert counted_by_hooks(loaded, example) <= 0.5 * counted_by_hooks(resnet20(in_channels=1), example)
+
+
+def test_the_recorded_accuracy_is_that_of_the_saved_network(whole):
+    data = load_data("digits")
+    end = read_record(whole / "record.jsonl")[-1]
+    pixels = data.test.images.double() / 255
+    images = ((pixels - data.mean[0]) / data.std[0]).float()
+    with torch.no_grad():
+        answers = paam.load(whole, small()).eval()(images).argmax(1)
+    right = int((answers == data.test.labels).sum())
+    assert end["pruned"]["accuracy"] == pytest.approx(100 * right / 500, abs=0.21)  # one image on the edge
+
+
+def test_the_record_tells_how_much_each_phase_kept(whole):
+    events = read_record(whole / "record.jsonl")
+    selections = [e for e in events if e["event"] == "selection"]
+    assert [(e["epoch"], e["cycle"]) for e in selections] == [(4, 1), (8, 2)]
+    assert all(e["kept_macs"] <= 0.5 for e in selections)
+    epochs = [e for e in events if e["event"] == "epoch"]
+    for event in epochs:
+        if event["phase"] in ("warmup", "control") or (event["cycle"] == 1 and event["phase"] == "score"):
+            assert event["kept_macs"] == event["kept_params"] == 1
+        else:
+            last = [e for e in selections if e["epoch"] <= event["epoch"]][-1]
+            assert event["kept_macs"] == last["kept_macs"]
+            assert event["kept_params"] == last["kept_params"]
+    assert events[-1]["pruned"]["macs"] / events[-1]["dense"]["macs"] == selections[-1]["kept_macs"]
+
+
+def test_the_start_of_the_record_says_what_the_run_depends_on(whole):
+    start = read_record(whole / "record.jsonl")[0]
+    assert start["event"] == "start"
+    assert start["seed"] == 0
+    assert start["torch"] == torch.__version__
+    assert start["recipe"]["schedule"] == SCHEDULE
+    assert start["samples"] == {"train": 1297 - 130, "holdout": 130, "test": 500}
+    assert start["monitor"] == "holdout"
+    assert start["dense"]["params"] == sum(p.numel() for p in small().parameters())
+
+
+def test_learning_rates_of_the_record_are_those_of_the_recipe(whole):
+    events = [e for e in read_record(whole / "record.jsonl") if e["event"] == "epoch"]
+    recipe = short()
+    constant = {"warmup": recipe.warmup.lr, "score": 0.1, "weight": recipe.weight.lr}
+    for event in events:
+        if event["phase"] in constant:
+            assert event["lr"] == constant[event["phase"]]
+    # Cosine: the last of 4 steps of epoch i of 2 is (i + 3/4) / 2 of the way.
+    for phase in ("finetune", "control"):
+        expected = [recipe.finetune.lr * 0.5 * (1 + np.cos(np.pi * (i + 0.75) / 2)) for i in range(2)]
+        assert [e["lr"] for e in events if e["phase"] == phase] == pytest.approx(expected)
+
+
+# ---------------------------------------------------------------- a loss that is lost
+
+
+@pytest.mark.parametrize(("epoch", "step"), [(0, 0), (0, 48), (0, 49), (0, 50), (0, 99), (0, 119), (1, 7), (2, 60)])
+def test_the_step_of_the_first_loss_that_is_not_finite_is_named(epoch, step):
+    class Batches:
+        steps = 120
+
+        def epoch(self, number: int):
+            for place in range(self.steps):
+                broken = (number, place) == (epoch, step)
+                yield torch.full((2, 1, 4, 4), float("nan") if broken else 1.0 + place), torch.tensor([0, 1])
+
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
+    tame = OptimizerSettings("sgd", 1e-3, 0.0)
+    recipe = dataclasses.replace(
+        Recipe(), schedule=Schedule(1, 1, 1, 1, 0), warmup=tame, score=tame, weight=tame, finetune=tame
+    )
+    pruner = paam.Pruner(network, torch.zeros(1, 1, 4, 4), inplace=True)
+    engine = Engine(pruner, recipe, Batches(), seed=0, emit=lambda event: None)
+    for number in range(epoch):
+        engine.run_epoch(number, None)
+    phase = ("warmup", "score", "weight")[epoch]
+    with pytest.raises(DivergedError, match=rf"step {step + 1} of epoch {epoch + 1} \({phase} phase\).*{phase}\.lr"):
+        engine.run_epoch(epoch, None)
+
+
+# ---------------------------------------------------------------- one's own network and images
+
+OWN = """
+from torch import nn
+
+
+def make(num_classes):
+    return nn.Sequential(
+        nn.Conv2d(3, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(12, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, num_classes),
+    )
+"""
+
+
+def test_ones_own_network_learns_ones_own_images_from_the_command_line(tmp_path, monkeypatch, capsys):
+    rng = np.random.default_rng(0)
+    for name, colour in (("apples", (200, 40, 40)), ("berries", (40, 40, 200))):
+        folder = tmp_path / "images" / name
+        folder.mkdir(parents=True)
+        for number in range(40):
+            pixels = np.clip(np.array(colour) + rng.integers(-40, 40, (12, 12, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    (tmp_path / "own_network.py").write_text(OWN, "utf-8")
+    (tmp_path / "own.toml").write_text(
+        "description = 'apples and berries'\n"
+        "[model]\nname = 'own_network:make'\n"
+        "[data]\nname = 'folder'\ndirectory = 'images'\nimage_size = 12\nbatch_size = 16\ncrop = 1\n"
+        "[target]\nkeep_macs = 0.5\n"
+        "[schedule]\nwarmup = 3\ncycles = 1\nscore = 1\nweight = 2\nfinetune = 10\n",
+        "utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["paam", "prune", "own.toml", "--out=run", "--device=cpu"])
+    with pytest.raises(SystemExit) as exit_:
+        paam.cli.main()
+    make = sys.modules.pop("own_network").make
+    assert not exit_.value.code
+    assert capsys.readouterr().err == ""
+    events = read_record(tmp_path / "run" / "record.jsonl")
+    assert events[0]["samples"] == {"train": 64, "holdout": 0, "test": 16}  # a fifth of each class is for the test
+    assert events[-1]["pruned"]["accuracy"] == 100  # red and blue
+    loaded = paam.load(tmp_path / "run", make(2)).eval()
+    example = torch.zeros(1, 3, 12, 12)
+    assert counted_by_hooks(loaded, example) <= 0.5 * counted_by_hooks(make(2), example)
+    # The saved network tells plain colours apart, normalised as the data were.
+    plain = torch.tensor([[200, 40, 40], [40, 40, 200]]).view(2, 3, 1, 1).expand(2, 3, 12, 12) / 255
+    mean = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1)
+    std = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1)
+    with torch.no_grad():
+        assert loaded((plain - mean) / std).argmax(1).tolist() == [0, 1]
