@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Iterable
@@ -76,7 +77,12 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str:
-    """Commit of the source tree that paam runs from, with + when it has changes; "unknown" when installed elsewhere."""
+    """Commit of the source tree that paam runs from, with + when it has changes; "unknown" when installed elsewhere.
+
+    A copy of the tree on a machine without git is told its commit through PAAM_COMMIT.
+    """
+    if given := os.environ.get("PAAM_COMMIT"):
+        return given
     tracked = _git("ls-files", "--error-unmatch", Path(__file__).name)
     if not tracked:
         return "unknown"

@@ -44,8 +44,8 @@ class Flow(Protocol):
     def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
         """What each input must hold, and what the output then holds.
 
-        ``inputs``: what they hold now. ``wanted``: output channels that are needed and LIVE. ``opened``: output channels
-        that no gate behind this operation closes.
+        ``inputs``: what they hold now. ``wanted``: output channels that are needed and LIVE. ``opened``: output
+        channels that no gate behind this operation closes.
         """
         ...
 
@@ -164,7 +164,8 @@ class Pass:
     def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
         # What is present passes even where nobody needs it: cheaper than a map. Only what a gate closes here must go.
         passing = wanted.copy()
-        passing[inputs[0]] |= opened[inputs[0]]
+        if wanted.any():
+            passing[inputs[0]] |= opened[inputs[0]]
         present = np.flatnonzero(passing)
         return [present], present
 
@@ -268,9 +269,8 @@ class Flatten:
         return [np.any(need.reshape(-1, self.block), axis=1)]
 
     def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
-        needed = wanted.reshape(-1, self.block).any(1)
-        needed[inputs[0]] = True
-        present = np.flatnonzero(needed)
+        channels = np.flatnonzero(wanted) // self.block
+        present = np.union1d(channels, inputs[0]) if len(channels) else channels
         return [present], (present[:, None] * self.block + np.arange(self.block)).ravel()
 
     def strength(self, inputs: list[Strengths]) -> Strengths:
