@@ -7,12 +7,13 @@ data=$1 seed=$2
 common=(--data "$data" --keep-macs 0.5 --seed "$seed" --device cuda --set train.compile=false
         --set schedule.warmup=15 --set schedule.cycles=4 --set schedule.score=2 --set schedule.weight=4
         --set schedule.finetune=60)
+mkdir -p runs
 nvidia-cuda-mps-control -d || true
 for scorer in kq vanilla free; do
   extra=()
-  [ "$scorer" = free ] && extra=(--set prune.scorer=free --set schedule.control=true)
+  [ "$scorer" = free ] && extra=(--set prune.scorer=free --set score.lr=1e-2 --set schedule.control=true)
   recipe=cifar10-resnet56-$([ "$scorer" = vanilla ] && echo vanilla || echo kq)
   python3 -m paam prune "$recipe" "${common[@]}" "${extra[@]}" --out "runs/short-$scorer-seed$seed" \
-    > "runs-short-$scorer-seed$seed.log" 2>&1 &
+    > "runs/short-$scorer-seed$seed.log" 2>&1 &
 done
 wait
