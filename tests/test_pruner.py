@@ -167,9 +167,11 @@ def test_analog_gates_multiply_where_the_method_says() -> None:
         pruner = Pruner(model, x, scorer="free", placement=placement)
         for gate in pruner.gates.values():
             gate.scorer.logits.data.uniform_(-2, 0)
-        scores = {name: value[:, None, None] for name, value in pruner.scores().items()} seen: list[Tensor] = []
-        pruner.model.get_submodule("layer1.1.conv1").register_forward_pre_hook(lambda m, args, seen=seen:
-        seen.append(args[0])) with pruner.scoring(), torch.no_grad():
+        scores = {name: value[:, None, None] for name, value in pruner.scores().items()}
+        seen: list[Tensor] = []
+        next_conv = pruner.model.get_submodule("layer1.1.conv1")
+        next_conv.register_forward_pre_hook(lambda m, args, seen=seen: seen.append(args[0]))
+        with pruner.scoring(), torch.no_grad():
             pruner.model(x)
             stem = scores["conv1"] * F.relu(model.bn1(model.conv1(x)))
             block = model.layer1[0]

@@ -1,0 +1,20 @@
+"""Draw the README's picture from a record: python docs/render_demo.py runs/demo/record.jsonl docs/demo.svg"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from paam.record import read_record
+from paam.report.console import summary
+
+record, picture = map(Path, sys.argv[1:])
+console = Console(record=True, width=92, force_terminal=True, file=io.StringIO())
+console.print(summary(read_record(record)))
+svg = console.export_svg(title="paam demo")
+# Rich's template names web fonts; the picture must open without a network.
+picture.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S))

@@ -1,0 +1,32 @@
+"""Links from the docs into the code: each names a definition and must point at its line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+
+def links(page: Path) -> list[tuple[str, str, str]]:
+    """(text, target, line) of every relative link; line is empty for a link to a whole file."""
+    found = re.findall(r"\[([^\]]+)\]\(([^)#:]+?)(?:#L(\d+))?\)", page.read_text())
+    return [(text, target, line) for text, target, line in found if not target.startswith("#")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_point_at_what_they_name(page: Path) -> None:
+    found = links(page)
+    assert found
+    for text, target, line in found:
+        path = (page.parent / target).resolve()
+        assert path.exists(), f"{page.name}: {target}"
+        if line:
+            code = path.read_text().splitlines()[int(line) - 1]
+            name = re.escape(text.strip("`"))
+            assert re.search(rf"^\s*(def|class) {name}\b|^{name}\b.*=", code), (
+                f"{page.name}: {text} is not at {target}:{line}"
+            )
