@@ -19,20 +19,25 @@ class ChannelMap(nn.Module):
 
     index: Tensor
     back: Tensor
+    index_mask: Tensor
+    back_mask: Tensor
 
     def __init__(self, index: Sequence[int], inputs: int, axis: int, offset: Tensor | None = None) -> None:
         super().__init__()
         self.axis = axis
         self.moves = list(index) != list(range(inputs))
         self.offset = None if offset is None else nn.Parameter(offset)
-        self.register_buffer("index", torch.tensor(index), persistent=False)
-        self.register_buffer("back", torch.full((inputs,), -1), persistent=False)
-        used = self.index >= 0
-        self.back[self.index[used]] = torch.arange(len(index))[used]
+        back = [-1] * inputs
+        for place, channel in enumerate(index):
+            if channel >= 0:
+                back[channel] = place
+        for name, numbers in (("index", torch.tensor(index)), ("back", torch.tensor(back))):
+            self.register_buffer(name, numbers.clamp(min=0), persistent=False)
+            self.register_buffer(f"{name}_mask", (numbers >= 0).to(torch.get_default_dtype()), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.moves:
-            x = _Take.apply(x, self.index, self.back, self.axis)  # type: ignore[no-untyped-call]
+            x = _Take.apply(x, self.index, self.index_mask, self.back, self.back_mask, self.axis)  # type: ignore[no-untyped-call]
         if self.offset is not None:
             x = x + self.offset.view([-1] + [1] * (x.dim() - 1 - self.axis))
         return x
@@ -45,26 +50,25 @@ class _Take(torch.autograd.Function):
     """Channels by number. Its gradient takes channels too, where torch's own would scatter with atomic additions."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, back: Tensor, axis: int) -> Tensor:
-        ctx.save_for_backward(back, index)
+    def forward(ctx: Any, x: Tensor, index: Tensor, mask: Tensor, back: Tensor, back_mask: Tensor, axis: int) -> Tensor:
+        ctx.save_for_backward(back, back_mask, index, mask)
         ctx.axis = axis
-        return _take(x, index, axis)
+        return _take(x, index, mask, axis)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        back, index = ctx.saved_tensors
-        return _Take.apply(gradient, back, index, ctx.axis), None, None, None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        taken = _Take.apply(gradient, *ctx.saved_tensors, ctx.axis)  # type: ignore[no-untyped-call]
+        return taken, None, None, None, None, None
 
 
-def _take(x: Tensor, index: Tensor, axis: int) -> Tensor:
-    """Channels ``index`` of x along ``axis``, zeros for -1, in the memory format of x."""
+def _take(x: Tensor, index: Tensor, mask: Tensor, axis: int) -> Tensor:
+    """Channels ``index`` of x along ``axis``, times the mask, in the memory format of x."""
     if x.shape[axis] == 0:
         return x.new_zeros([len(index) if place == axis else size for place, size in enumerate(x.shape)])
     last = x.dim() == 4 and axis == 1 and x.is_contiguous(memory_format=torch.channels_last)
     if last:
         x, axis = x.permute(0, 2, 3, 1), 3
-    taken = x.index_select(axis, index.clamp(min=0))
-    taken = taken * (index >= 0).to(x.dtype).view([-1] + [1] * (x.dim() - 1 - axis))
+    taken = x.index_select(axis, index) * mask.to(x.dtype).view([-1] + [1] * (x.dim() - 1 - axis))
     return taken.permute(0, 3, 1, 2) if last else taken
 
 

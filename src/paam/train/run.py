@@ -30,7 +30,7 @@ from paam.version import __version__
 RECIPE_FILE = "recipe.toml"
 RECORD_FILE = "record.jsonl"
 CHECKPOINTS = "checkpoints"
-LATENCY_BATCH = 32
+LATENCY_BATCH = 128
 
 OnStep = Callable[[int, int], None]
 
