@@ -22,6 +22,7 @@ from paam.pruner import Pruner
 from paam.recipe import Recipe, recipe_to_toml
 from paam.record import VERSION, Event, RecordWriter, environment, of_kind, read_record
 from paam.schedule import phase_at
+from paam.select import select
 from paam.train.batches import EvaluationBatches, Normalization, TrainingBatches
 from paam.train.checkpoint import read_newest_checkpoint, write_checkpoint
 from paam.train.engine import Engine
@@ -55,6 +56,7 @@ def run(
         torch.set_num_threads(recipe.train.threads)
     data = _load_data(recipe, seed)
     pruner = _build_pruner(recipe, data, seed, device)
+    select(pruner.network, pruner.scores(), recipe.target)  # an impossible target must not cost a warm-up
     saved = read_newest_checkpoint(out / CHECKPOINTS) if resume else None
     first = 0 if saved is None else int(saved[1]["epoch"])
 
