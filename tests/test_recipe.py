@@ -34,6 +34,7 @@ from paam.select import Target
 
 FILES = sorted((Path(paam.recipe.__file__).parent / "recipes").glob("*.toml"))
 DIGITS = "digits-resnet20-kq"
+PAPER = [(56, "medium", 5e-4), (56, "high", 1.5e-3), (110, "medium", 2e-4), (110, "high", 5.5e-4)]
 
 
 def override(key, value):
@@ -43,24 +44,70 @@ def override(key, value):
 # ---------------------------------------------------------------- what is shipped
 
 
-def test_every_toml_of_the_package_is_listed_with_its_description():
+def tree_of(file: Path) -> dict:
+    return tomllib.loads(file.read_text("utf-8"))
+
+
+VARIANTS = [(file, name) for file in FILES for name in tree_of(file).get("variants", {})]
+
+
+def assert_says(recipe: Recipe, section: str, values: dict) -> None:
+    for key, value in values.items():
+        loaded = getattr(getattr(recipe, section), key)
+        assert loaded == value
+        assert isinstance(loaded, bool) == isinstance(value, bool)
+
+
+def test_every_toml_of_the_package_is_listed_with_its_description_and_its_variants():
+    listed = shipped_recipes()
     assert FILES
-    assert shipped_recipes() == {f.stem: tomllib.loads(f.read_text("utf-8"))["description"] for f in FILES}
-    assert all(text.strip() and "\n" not in text for text in shipped_recipes().values())
+    assert set(listed) == {f.stem for f in FILES} | {f"{f.stem}-{name}" for f, name in VARIANTS}
+    for file in FILES:
+        assert listed[file.stem] == tree_of(file)["description"]
+    assert all(text.strip() and "\n" not in text for text in listed.values())
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_shipped_recipe_loads_with_every_value_of_its_file(file):
     recipe = load_recipe(file.stem)
-    for section, values in tomllib.loads(file.read_text("utf-8")).items():
-        if section == "description":
-            assert recipe.description == values
-            continue
-        for key, value in values.items():
-            loaded = getattr(getattr(recipe, section), key)
-            assert loaded == value
-            assert isinstance(loaded, bool) == isinstance(value, bool)
+    tree = tree_of(file)
+    assert recipe.description == tree.pop("description")
+    tree.pop("variants", None)
+    for section, values in tree.items():
+        assert_says(recipe, section, values)
     assert load_recipe(str(file)) == recipe
+
+
+@pytest.mark.parametrize(("file", "variant"), VARIANTS, ids=lambda part: getattr(part, "stem", part))
+def test_a_variant_is_its_recipe_with_only_its_own_changes(file, variant):
+    base, varied = load_recipe(file.stem), load_recipe(f"{file.stem}-{variant}")
+    changes = tree_of(file)["variants"][variant]
+    assert changes
+    for section, values in changes.items():
+        assert_says(varied, section, values)
+        kept = {key: getattr(getattr(base, section), key) for key in values}
+        varied = dataclasses.replace(varied, **{section: dataclasses.replace(getattr(varied, section), **kept)})
+    assert dataclasses.replace(varied, description=base.description) == base
+
+
+@pytest.mark.parametrize("scorer", ["kq", "vanilla"])
+@pytest.mark.parametrize(("depth", "ratio", "penalty"), PAPER)
+def test_the_papers_recipes_have_the_papers_numbers(scorer, depth, ratio, penalty):
+    """Section 2 of the method's description; the rate of KQ scores is our reading."""
+    recipe = load_recipe(f"cifar10-resnet{depth}-{scorer}-{ratio}")
+    assert recipe.model.name == f"resnet{depth}"
+    assert (recipe.data.name, recipe.data.batch_size, recipe.data.crop, recipe.data.flip) == ("cifar10", 256, 4, True)
+    assert recipe.prune.scorer == scorer
+    assert recipe.prune.penalty == penalty
+    assert recipe.prune.activation == "leaky-exponential"
+    assert recipe.target == Target(threshold=0.5)
+    schedule = recipe.schedule
+    assert (schedule.warmup, schedule.alternation, schedule.finetune) == (50, 90, 300)
+    assert (schedule.cycles, schedule.score, schedule.weight) == (10, 3, 6)
+    for phase in (recipe.warmup, recipe.finetune):
+        assert (phase.optimizer, phase.lr, phase.momentum, phase.weight_decay) == ("sgd", 0.1, 0.9, 5e-4)
+    assert (recipe.weight.optimizer, recipe.weight.lr) == ("adam", 1e-3)
+    assert (recipe.score.optimizer, recipe.score_lr) == ("adam", {"kq": 1e-3, "vanilla": 1e-6}[scorer])
 
 
 def test_what_a_recipe_leaves_out_is_the_papers_setting(tmp_path):
@@ -237,7 +284,7 @@ def test_an_unknown_section_or_key_names_the_nearest(key, wanted):
 
 
 def test_an_unknown_key_that_is_near_to_none_lists_those_there_are():
-    with pytest.raises(RecipeError, match=r"'train\.zzzz'.*checkpoint_every, threads"):
+    with pytest.raises(RecipeError, match=r"'train\.zzzz'.*checkpoint_every.*threads"):
         override("train.zzzz", 1)
 
 

@@ -115,7 +115,7 @@ def whole(tmp_path_factory) -> Path:
 def test_a_seed_decides_everything_and_another_seed_something_else(tmp_path):
     """The shipped network, with two threads: sums must not depend on which of them is first."""
     quick = {"schedule.warmup": 1, "schedule.cycles": 1, "schedule.weight": 1, "schedule.finetune": 1}
-    recipe = load_recipe(DIGITS, {**quick, "schedule.control": False, "train.threads": 2})
+    recipe = load_recipe(DIGITS, {**quick, "schedule.control": False, "train.threads": 2, "data.batch_size": 256})
     threads = torch.get_num_threads()
     try:
         stories = [

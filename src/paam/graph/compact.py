@@ -47,6 +47,9 @@ class _Builder:
     def __init__(self, traced: Traced, axes: dict[fx.Node, int], values: Values) -> None:
         self.values = values
         self.root = copy.deepcopy(traced.model)
+        for module in self.root.modules():
+            if getattr(module, "inplace", False):
+                module.inplace = False  # type: ignore[assignment]
         self.name = type(traced.model).__name__
         self.graph = fx.Graph()
         self.nodes: dict[fx.Node, fx.Node] = {}

@@ -248,7 +248,7 @@ POINTWISE = (
     *(nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Threshold),
     *(F.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish, F.sigmoid, F.tanh),
     *(F.hardswish, F.hardsigmoid, F.hardtanh, F.softplus, F.softsign, F.logsigmoid, F.threshold),
-    *(torch.relu, torch.sigmoid, torch.tanh, torch.abs, operator.neg, "relu", "relu_", "sigmoid", "tanh", "abs"),
+    *(torch.relu, torch.sigmoid, torch.tanh, torch.abs, operator.neg, "relu", "sigmoid", "tanh", "abs"),
 )
 UNCHANGED = (
     *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
@@ -266,7 +266,7 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(UNCHANGED, unchanged),
     **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d), average_pool),
     **dict.fromkeys((torch.mean, "mean"), mean),
-    **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), add),
+    **dict.fromkeys((operator.add, torch.add, "add"), add),
     **dict.fromkeys((torch.cat, torch.concat), concat),
     **dict.fromkeys((nn.Flatten, torch.flatten, "flatten"), flatten),
     **dict.fromkeys(("view", "reshape", torch.reshape), view),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,10 +43,44 @@ def trace(model: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Trac
     with evaluating(model), torch.no_grad():
         try:
             module = fx.GraphModule(model, fx.Tracer().trace(model), type(model).__name__)
+            _make_functional(module)
         except Exception as error:  # tracing runs the user's forward(): anything can come out of it
             raise GraphError(_blame(model, error)) from error
         shapes = _record_shapes(module, examples)
     return Traced(model, module, shapes, examples)
+
+
+IN_PLACE = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+}
+
+
+def _make_functional(module: fx.GraphModule) -> None:
+    """Make every value what its node computes: later readers of a value changed in place read the changed one.
+
+    Functions and methods become their copying forms. Modules keep their flag, which is the model's own; compact.py
+    clears it in its copy, where two nodes may come to share one tensor.
+    """
+    order = {node: place for place, node in enumerate(module.graph.nodes)}
+    for node in module.graph.nodes:
+        method = node.op == "call_method" and node.target.endswith("_") and not node.target.endswith("__")
+        function = node.op == "call_function" and (node.target in IN_PLACE or node.kwargs.get("inplace", False))
+        layer = node.op == "call_module" and getattr(module.get_submodule(node.target), "inplace", False)
+        if not (method or function or layer):
+            continue
+        for reader in list(node.args[0].users):
+            if order[reader] > order[node]:
+                reader.replace_input_with(node.args[0], node)
+        if method:
+            node.target = node.target.removesuffix("_")
+        elif node.target in IN_PLACE:
+            node.target = IN_PLACE[node.target]
+        elif function:
+            node.kwargs = {**node.kwargs, "inplace": False}
+    module.recompile()
 
 
 @contextmanager
