@@ -147,7 +147,7 @@ def optimizers(rates):
         decay=st.sampled_from(["constant", "cosine", "step"]),
         ramp=st.integers(0, 1_000_000),
         reset=st.booleans(),
-    )
+    ).filter(lambda settings: settings.momentum > 0 or not settings.nesterov)
 
 
 rate = st.floats(0, 1e6)

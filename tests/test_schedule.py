@@ -113,9 +113,9 @@ def test_step_falls_to_a_tenth_at_half_and_at_three_quarters(epoch, done, expect
     ("epoch", "done", "expected"),
     [
         (0, 0.0, 0.1 * 0.001 / 5),  # a thousandth of an epoch, so that the first step moves
-        (0, 0.5, 0.1 * 0.501 / 5),
-        (2, 0.5, 0.1 * 2.501 / 5),
-        (4, 0.0, 0.1 * 4.001 / 5),
+        (0, 0.5, 0.1 * 0.5 / 5),
+        (2, 0.5, 0.1 * 2.5 / 5),
+        (4, 0.0, 0.1 * 4 / 5),
         (5, 0.0, 0.1),  # and then the decay begins at its start: 5 + 10 epochs
         (10, 0.0, 0.05),
         (14, 1.0, 0.0),

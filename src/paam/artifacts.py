@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from paam.errors import ArtifactError
-from paam.files import write_atomically
+from paam.files import read_tensors, write_atomically, write_tensors
 from paam.network import prepare
 from paam.plan import Plan
 
 PLAN_FILE = "plan.json"
 WEIGHTS_FILE = "model.safetensors"
-FORMAT = "paam-weights"
+KIND = "weights"
 
 
 def save(small: nn.Module, directory: str | Path) -> None:
@@ -29,7 +27,7 @@ def save(small: nn.Module, directory: str | Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArtifactError(f"The directory {directory} cannot be made: {error.strerror}.") from error
-    write_weights(directory / WEIGHTS_FILE, small.state_dict(), plan.fingerprint)
+    write_tensors(directory / WEIGHTS_FILE, KIND, small.state_dict(), {"plan": plan.digest})
     write_atomically(directory / PLAN_FILE, plan.to_json().encode())
 
 
@@ -41,29 +39,13 @@ def load(directory: str | Path, model: nn.Module) -> nn.Module:
     examples = tuple(torch.zeros(shape, dtype=parameter.dtype, device=parameter.device) for shape in plan.inputs)
     network = prepare(model, examples, placement=plan.placement, streams=plan.streams)
     small = network.compact(plan)
-    state = read_weights(directory / WEIGHTS_FILE, plan.fingerprint)
+    state, header = read_tensors(directory / WEIGHTS_FILE, KIND)
+    if header.get("plan") != plan.digest:
+        raise ArtifactError(f"{directory / WEIGHTS_FILE} was written for another plan than the one beside it.")
     expected = small.state_dict()
     wrong = [name for name in expected if name not in state or state[name].shape != expected[name].shape]
     if wrong or len(state) != len(expected):
         name = wrong[0] if wrong else next(name for name in state if name not in expected)
-        raise ArtifactError(f"{directory / WEIGHTS_FILE} does not fit its plan at '{name}'; the two were mixed up.")
+        raise ArtifactError(f"{directory / WEIGHTS_FILE} does not fit the model at '{name}'; is it the right one?")
     small.load_state_dict(state)
     return small
-
-
-def write_weights(path: Path, state: dict[str, Tensor], fingerprint: str) -> None:
-    plain = {name: value.detach().contiguous().cpu() for name, value in state.items()}
-    metadata = {"format": FORMAT, "version": "1", "fingerprint": fingerprint}
-    write_atomically(path, safetensors.torch.save(plain, metadata))
-
-
-def read_weights(path: Path, fingerprint: str) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (OSError, SafetensorError) as error:
-        raise ArtifactError(f"The weights {path} cannot be read: {error}.") from error
-    if metadata.get("format") != FORMAT or metadata.get("fingerprint") != fingerprint:
-        raise ArtifactError(f"The weights {path} belong to another network than the plan beside them.")
-    return state

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from paam.errors import PaamError, RecipeError
 from paam.recipe import load_recipe, parse_override, shipped_recipes
-from paam.record import Event
+from paam.record import Event, read_record
 from paam.report.console import Progressing, summary
-from paam.train.run import run
+from paam.train.run import RECORD_FILE, run
 from paam.version import __version__
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app = typer.Typer(
 
 DEMO_RECIPE = "digits-resnet20-kq"
 
+Seed = Annotated[int, typer.Option(help="Seed of weights, data order and augmentation.")]
 Share = Annotated[float | None, typer.Option(help="Share of the dense network that may remain, 0 to 1.")]
 
 
@@ -41,10 +42,10 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 @app.command(epilog="Example:  paam demo")
 def demo(
     out: Annotated[Path, typer.Option(help="Run directory; an earlier demo in it is replaced.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Seed of weights, data order and augmentation.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Prune ResNet-20 to half of its MACs on the embedded digits, from random init, in under two minutes."""
-    _prune(DEMO_RECIPE, {}, out, seed=seed, device="cpu", resume=False, overwrite=out.is_dir() and any(out.iterdir()))
+    _prune(DEMO_RECIPE, {}, out, seed=seed, device="cpu", resume=False, overwrite=_holds_demo(out))
 
 
 @app.command(
@@ -63,7 +64,7 @@ def prune(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the recipe; repeatable.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory.  [dim]default: runs/RECIPE-seedN[/]")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights, data order and augmentation.")] = 0,
+    seed: Seed = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU when there is one.")] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start the run in --out anew.")] = False,
@@ -94,8 +95,12 @@ def recipes() -> None:
 def _prune(recipe: str, overrides: dict[str, Any], out: Path, *, seed: int, **options: Any) -> None:
     console = Console()
     loaded = load_recipe(recipe, overrides)
-    with Progressing(console) as progress:
-        events: list[Event] = run(loaded, out, seed=seed, watch=progress.event, on_step=progress.step, **options)
+    try:
+        with Progressing(console) as progress:
+            events: list[Event] = run(loaded, out, seed=seed, watch=progress.event, on_step=progress.step, **options)
+    except KeyboardInterrupt:
+        _complain("stopped; the same command with --resume goes on.")
+        raise typer.Exit(130) from None
     console.print(summary(events))
     console.print(f"\nartifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors", highlight=False)
 
@@ -105,8 +110,17 @@ def main() -> None:
     try:
         app()
     except PaamError as error:
-        Console(stderr=True).print(f"paam: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        _complain(str(error))
         sys.exit(2)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("paam: stopped; the same command with --resume goes on.", style="yellow")
-        sys.exit(130)
+
+
+def _complain(sentence: str) -> None:
+    Console(stderr=True).print(f"paam: {sentence}", style="red", highlight=False, markup=False, soft_wrap=True)
+
+
+def _holds_demo(out: Path) -> bool:
+    """Whether a directory holds an earlier demo, which a new one may replace."""
+    try:
+        return bool(read_record(out / RECORD_FILE)[0]["recipe"]["description"] == load_recipe(DEMO_RECIPE).description)
+    except (PaamError, LookupError, TypeError):
+        return False

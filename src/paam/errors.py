@@ -41,6 +41,11 @@ class DivergedError(PaamError):
     """Training produced a loss that is not finite."""
 
 
+def one_line(error: BaseException) -> str:
+    """An error of somebody else's code as part of one of our sentences."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as " Did you mean 'kq'?" for a mistyped name, or the list of what there is."""
     known = sorted(known)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paam.errors import ArtifactError
+from paam.files import parse_json, read_text
 
 FORMAT = "paam-plan"
 VERSION = 1
+LARGEST_INPUT = 1 << 28
+"""Values in an example input: a plan that names more is damaged."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,11 @@ class Plan:
     def all_filters(self) -> int:
         return sum(kept.width for kept in self.groups.values())
 
+    @property
+    def digest(self) -> str:
+        """Names this very plan: weights belong to one."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
     def to_json(self) -> str:
         groups = {name: {"width": k.width, "keep": list(k.filters)} for name, k in self.groups.items()}
         head = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint, "inputs": self.inputs}
@@ -62,7 +72,7 @@ class Plan:
     def from_json(text: str, source: str = "the plan") -> Plan:
         """Read a plan back; anything that is not one is refused with the reason. ``source`` names it in messages."""
         try:
-            data = json.loads(text)
+            data = parse_json(text)
         except ValueError as error:
             raise ArtifactError(f"{source} is not JSON ({error}); it may have been cut short.") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -79,25 +89,29 @@ class Plan:
 
     @staticmethod
     def read(path: Path) -> Plan:
-        try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ArtifactError(f"The plan {path} cannot be read: {error}.") from error
-        return Plan.from_json(text, f"The plan {path}")
+        return Plan.from_json(read_text(path, "The plan"), f"The plan {path}")
 
 
 def _shapes(value: object, source: str) -> tuple[tuple[int, ...], ...]:
     shapes = value if isinstance(value, list) else []
-    if not shapes or not all(
-        isinstance(s, list) and s and all(type(n) is int and 0 < n < 1 << 20 for n in s) for s in shapes
-    ):
-        raise ArtifactError(f"{source} lacks the shapes of the network's inputs.")
+    if not shapes or not all(_is_shape(shape) for shape in shapes):
+        raise ArtifactError(f"{source} lacks the shapes of the network's inputs, or names impossible ones.")
     return tuple(tuple(shape) for shape in shapes)
+
+
+def _is_shape(value: object) -> bool:
+    sizes = value if isinstance(value, list) else []
+    return bool(sizes) and all(type(n) is int and n > 0 for n in sizes) and math.prod(sizes) <= LARGEST_INPUT
 
 
 def _kept(name: str, entry: object, source: str) -> Kept:
     width, keep = (entry.get("width"), entry.get("keep")) if isinstance(entry, dict) else (None, None)
-    if type(width) is int and isinstance(keep, list) and all(type(i) is int and 0 <= i < width for i in keep):
+    if (
+        type(width) is int
+        and width > 0
+        and isinstance(keep, list)
+        and all(type(i) is int and 0 <= i < width for i in keep)
+    ):
         if all(a < b for a, b in itertools.pairwise(keep)):
             return Kept(width, tuple(keep))
     raise ArtifactError(f"{source}: group '{name}' needs a width and ascending filter numbers below it.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -148,7 +149,7 @@ def shipped_recipes() -> dict[str, str]:
     listed: dict[str, str] = {}
     for file in sorted(resources.files("paam.recipes").iterdir(), key=lambda f: f.name):
         if file.name.endswith(".toml"):
-            tree = tomllib.loads(file.read_text())
+            tree = tomllib.loads(file.read_text(encoding="utf-8"))
             name = file.name.removesuffix(".toml")
             listed[name] = str(tree["description"])
             for variant, changes in tree.get("variants", {}).items():
@@ -160,13 +161,16 @@ def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe
     """A shipped recipe by name or one's own by path, with dotted ``overrides`` such as {"finetune.lr": 0.05}."""
     if name.endswith(".toml"):
         try:
-            tree = _parse(name, Path(name).read_text())
+            tree = _parse(name, Path(name).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"The recipe file {name} cannot be read: {error}.") from error
     else:
         tree = _shipped(name)
     tree.pop("variants", None)
-    for key, value in (overrides or {}).items():
+    overrides = overrides or {}
+    if any(key.startswith("target.") for key in overrides):
+        tree["target"] = {}  # a new target takes the place of the recipe's own
+    for key, value in overrides.items():
         _override(tree, key, value)
     return recipe_from_tree(tree)
 
@@ -180,7 +184,7 @@ def _shipped(name: str) -> dict[str, Any]:
     base, variant = name, ""
     if not (folder / f"{base}.toml").is_file():
         base, _, variant = name.rpartition("-")
-    tree = _parse(name, (folder / f"{base}.toml").read_text())
+    tree = _parse(name, (folder / f"{base}.toml").read_text(encoding="utf-8"))
     for section, changes in tree["variants"][variant].items() if variant else ():
         tree[section] |= changes
     return tree
@@ -189,7 +193,7 @@ def _shipped(name: str) -> dict[str, Any]:
 def _parse(name: str, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise RecipeError(f"The recipe {name} is not valid TOML: {error}.") from error
 
 
@@ -206,12 +210,18 @@ def parse_override(text: str) -> tuple[str, Any]:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"--set {key.strip()} has a value that cannot be read: {error}.") from error
     return key.strip(), value
 
 
 def recipe_from_tree(tree: Mapping[str, Any]) -> Recipe:
     """Check a parsed TOML tree and build the recipe."""
     recipe: Recipe = _build(Recipe, tree, "")
+    for phase in ("warmup", "score", "weight", "finetune"):
+        settings: OptimizerSettings = getattr(recipe, phase)
+        if settings.nesterov and not settings.momentum:
+            raise RecipeError(f"{phase}.nesterov needs a {phase}.momentum above 0.")
     return recipe
 
 
@@ -239,8 +249,6 @@ def _override(tree: dict[str, Any], key: str, value: Any) -> None:
     if not dot:
         tree[section] = value
         return
-    if section == "target":  # a new target takes the place of the recipe's own
-        tree["target"] = {}
     inner = tree.setdefault(section, {})
     if not isinstance(inner, dict):
         raise RecipeError(f"'{section}' is not a section of the recipe.")
@@ -277,7 +285,10 @@ def _hint(prefix: str, key: str, known: Sequence[str]) -> str:
 def _checked(name: str, value: Any, hint: Any) -> Any:
     kinds = get_args(hint) or (hint,)
     if float in kinds and type(value) is int:
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError as error:
+            raise RecipeError(f"{name} must be a number that a float can hold.") from error
     if type(value) not in kinds:
         wanted = " or ".join(
             {float: "a number", int: "a whole number", str: "text", bool: "true or false"}[k]
@@ -285,6 +296,10 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
             if k is not type(None)
         )
         raise RecipeError(f"{name} must be {wanted}; {value!r} was given.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RecipeError(f"{name} must be a finite number; {value} was given.")
+    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise RecipeError(f"{name} must be text in UTF-8; {value!r} is not.")
     if name in CHOICES and value not in CHOICES[name]:
         raise RecipeError(f"{name} cannot be '{value}'.{nearest(value, CHOICES[name])}")
     if name in RANGES and value is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from paam.errors import ArtifactError
-from paam.files import write_atomically
+from paam.files import parse_json, read_text, write_atomically
 
 VERSION = 1
 
@@ -31,20 +31,22 @@ class RecordWriter:
         self.path = path
 
     def __call__(self, event: Event) -> None:
-        with self.path.open("a") as file:
-            file.write(f"{json.dumps(event)}\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(f"{json.dumps(event)}\n")
+        except OSError as error:
+            raise ArtifactError(f"The record {self.path} cannot be written: {error.strerror}.") from error
 
 
 def read_record(path: Path) -> list[Event]:
     """All whole events of a record; a last line cut short by a crash is left out."""
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"The record {path} cannot be read: {error}.") from error
+    lines = read_text(path, "The record").split("\n")
+    if not lines[-1]:
+        lines.pop()
     events: list[Event] = []
     for number, line in enumerate(lines, 1):
         try:
-            event = json.loads(line)
+            event = parse_json(line)
         except ValueError as error:
             if number == len(lines):
                 break

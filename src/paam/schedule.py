@@ -77,5 +77,5 @@ def learning_rate(initial: float, decay: str, ramp: int, phase: Phase, done: flo
     """The rate after ``done`` (0 to 1) of the current epoch; it rises linearly over the first ``ramp`` epochs."""
     epochs = phase.index + done
     if epochs < ramp:
-        return initial * (epochs + 1e-3) / ramp
+        return initial * max(epochs, 1e-3) / ramp
     return initial * DECAYS[decay]((epochs - ramp) / max(phase.length - ramp, 1))

@@ -5,6 +5,7 @@ One global order decides: filters fall in the order of their scores, whatever th
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -36,6 +37,8 @@ class Target:
                 f"Give exactly one target of threshold, keep_filters, keep_macs, keep_params; {what} given."
             )
         name, value = next(iter(given.items()))
+        if not math.isfinite(value):
+            raise TargetError(f"{name} must be a finite number; {value} was given.")
         if name != "threshold" and not 0 < value <= 1:
             raise TargetError(f"{name} is the share that may remain, above 0 and up to 1; {value:g} was given.")
 

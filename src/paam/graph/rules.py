@@ -20,7 +20,7 @@ from torch import fx, nn
 
 from paam.errors import GraphError
 from paam.graph.flows import CONST, LIVE, ZERO, Add, Concat, Flatten, Flow, Mix, Pass, Route, Sink, Source
-from paam.graph.trace import Shape, Traced
+from paam.graph.trace import Shape, Traced, function_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class Site:
 
     def refusal(self, why: str) -> GraphError:
         """The error for an operation that the rules do not cover: what, where, what to do."""
-        what = type(self.module).__name__ if self.module is not None else _name_of(self.node.target)
+        what = type(self.module).__name__ if self.module is not None else function_name(self.node.target)
         where = f"'{self.node.target}'" if self.node.op == "call_module" else f"node '{self.node.name}'"
         stack = [line.strip() for line in (self.node.stack_trace or "").splitlines() if line.strip()]
         code = f" (`{stack[-1]}`)" if stack and self.node.op != "call_module" else ""
@@ -316,9 +316,3 @@ def _output(traced: Traced, node: fx.Node, value: fx.Node, axes: dict[str, int])
         raise GraphError(f"The model returns '{value.name}', which carries no channels; return tensors only.")
     axis = axes[value.name]
     return Op(node, Sink(traced.shapes[value.name][axis]), (value,), axis)
-
-
-def _name_of(target: Any) -> str:
-    if isinstance(target, str):
-        return f"Tensor.{target}"
-    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}".lstrip(".")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from paam.errors import GraphError
+from paam.errors import GraphError, one_line
 
 Shape = tuple[int, ...]
 
@@ -32,7 +32,13 @@ class Traced:
     @property
     def fingerprint(self) -> str:
         """Identifies architecture, not weights: the graph, and the name and shape of every parameter and buffer."""
-        lines = [f"{n.op} {n.target} {n.args}" for n in self.module.graph.nodes if n.op != "call_function"]
+        lines = []
+        for node in self.module.graph.nodes:
+            # A module's repr tells what its tensors do not: strides, padding, kind of activation.
+            what = self.module.get_submodule(node.target) if node.op == "call_module" else function_name(node.target)
+            lines.append(
+                f"{node.op} {node.target if node.op == 'call_module' else ''} {what} {node.args} {node.kwargs}"
+            )
         lines += [f"{name} {tuple(value.shape)}" for name, value in self.model.state_dict().items()]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
@@ -114,13 +120,16 @@ class _ShapeRecorder(fx.Interpreter):
 
 
 def _record_shapes(module: fx.GraphModule, examples: tuple[Tensor, ...]) -> dict[str, Shape]:
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    if len(examples) > len(inputs):
+        raise GraphError(f"The model takes {len(inputs)} inputs; {len(examples)} examples were given.")
     recorder = _ShapeRecorder(module)
     try:
         recorder.run(*examples)
     except Exception as error:  # the user's operations on the user's input
         shapes = ", ".join(str(list(x.shape)) for x in examples)
         raise GraphError(
-            f"The model does not run on the example input of shape {shapes}: {_one_line(error)}."
+            f"The model does not run on the example input of shape {shapes}: {one_line(error)}."
             " Give an example of the shape that the model is used with."
         ) from error
     return recorder.shapes
@@ -132,11 +141,14 @@ def _blame(model: nn.Module, error: Exception) -> str:
     own = [f for f in frames if not f.filename.startswith(torch_home) and f.filename != __file__]
     place = f" at {Path(own[-1].filename).name}:{own[-1].lineno} (`{own[-1].line}`)" if own else ""
     return (
-        f"{type(model).__name__} cannot be traced{place}: {_one_line(error)}."
+        f"{type(model).__name__} cannot be traced{place}: {one_line(error)}."
         " Its forward() must not branch or loop on the values of tensors; move such code outside of the model,"
         " or mark the function that holds it with torch.fx.wrap."
     )
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+def function_name(target: Any) -> str:
+    """A function, or the name of a tensor method, as users write it."""
+    if isinstance(target, str):
+        return f"Tensor.{target}"
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}".lstrip(".")

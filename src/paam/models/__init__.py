@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from paam.errors import RecipeError, nearest
+from paam.errors import RecipeError, nearest, one_line
 from paam.models.resnet_cifar import CifarResNet, resnet20, resnet32, resnet44, resnet56, resnet110
 from paam.models.vgg_cifar import VGG, vgg16_bn
 
@@ -41,7 +41,11 @@ def build_model(name: str, *, num_classes: int, in_channels: int) -> nn.Module:
     try:
         model = factory(**arguments)
     except Exception as error:  # user code: whatever it raises is theirs to read, in one line
-        raise RecipeError(f"The model '{name}' could not be built: {type(error).__name__}: {error}") from error
+        given = ", ".join(f"{key}={value}" for key, value in arguments.items())
+        raise RecipeError(
+            f"The model '{name}' could not be built, {type(error).__name__}: {one_line(error)};"
+            f" correct the function, which was called with ({given})."
+        ) from error
     if not isinstance(model, nn.Module):
         raise RecipeError(f"'{name}' returned a {type(model).__name__}; it must return a torch.nn.Module.")
     return model
@@ -57,7 +61,7 @@ def _import_factory(name: str):  # type: ignore[no-untyped-def]  # anything call
     except Exception as error:
         raise RecipeError(
             f"The model '{name}' needs the module '{module_name}', which cannot be imported"
-            f" ({type(error).__name__}: {error}); run where it is importable, or set PYTHONPATH."
+            f" ({type(error).__name__}: {one_line(error)}); run where it is importable, or set PYTHONPATH."
         ) from error
     if not callable(factory := getattr(module, attribute, None)):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]

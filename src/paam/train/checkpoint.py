@@ -1,54 +1,52 @@
-"""Checkpoints: tensors and a JSON header in one safetensors file per position, the last two kept."""
+"""Checkpoints: tensors and a header in one file per position, the last two kept."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paam.errors import ArtifactError
-from paam.files import write_atomically
+from paam.files import read_tensors, write_tensors
 
-FORMAT = "paam-checkpoint"
-VERSION = "1"
+KIND = "checkpoint"
 KEPT = 2
 
 
 def write_checkpoint(directory: Path, epoch: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
     """Save the state before ``epoch``."""
-    directory.mkdir(parents=True, exist_ok=True)
-    metadata = {"format": FORMAT, "version": VERSION, "header": json.dumps({"epoch": epoch, **header})}
-    plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    write_atomically(directory / f"epoch-{epoch:06d}.safetensors", safetensors.torch.save(plain, metadata))
-    for old in _newest_first(directory)[KEPT:]:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArtifactError(f"The directory {directory} cannot be made: {error.strerror}.") from error
+    write_tensors(directory / f"epoch-{epoch:06d}.safetensors", KIND, tensors, {"epoch": epoch, **header})
+    for old in checkpoints(directory)[KEPT:]:
         old.unlink(missing_ok=True)
 
 
 def read_newest_checkpoint(directory: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """Tensors and header of the newest whole checkpoint; None when there is none at all."""
     problems = []
-    for path in _newest_first(directory):
+    for path in checkpoints(directory):
         try:
-            return _read(path)
-        except (ArtifactError, SafetensorError, ValueError, KeyError, OSError) as error:
-            problems.append(f"{path.name}: {error}")
+            tensors, header = read_tensors(path, KIND)
+        except ArtifactError as error:
+            problems.append(str(error))
+            continue
+        if header.get("epoch") == _epoch(path):
+            return tensors, header
+        problems.append(f"{path} does not belong to its name")
     if problems:
-        raise ArtifactError(f"No checkpoint in {directory} can be read: {'; '.join(problems)}. Start with --overwrite.")
+        raise ArtifactError(f"No checkpoint can be used. {' '.join(problems)} Start over with --overwrite.")
     return None
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-        if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
-            raise ArtifactError("not a checkpoint of this version of paam")
-        header: dict[str, Any] = json.loads(metadata["header"])
-        return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118 - not a mapping
+def checkpoints(directory: Path) -> list[Path]:
+    """The checkpoint files of a directory, newest first."""
+    return sorted((p for p in directory.glob("epoch-*.safetensors") if _epoch(p) >= 0), key=_epoch, reverse=True)
 
 
-def _newest_first(directory: Path) -> list[Path]:
-    return sorted(directory.glob("epoch-*.safetensors"), reverse=True)
+def _epoch(path: Path) -> int:
+    digits = path.name.removeprefix("epoch-").removesuffix(".safetensors")
+    return int(digits) if digits.isascii() and digits.isdigit() else -1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -24,7 +23,7 @@ from paam.record import VERSION, Event, RecordWriter, environment, of_kind, read
 from paam.schedule import phase_at
 from paam.select import select
 from paam.train.batches import EvaluationBatches, Normalization, TrainingBatches
-from paam.train.checkpoint import read_newest_checkpoint, write_checkpoint
+from paam.train.checkpoint import checkpoints, read_newest_checkpoint, write_checkpoint
 from paam.train.engine import Engine
 from paam.version import __version__
 
@@ -49,6 +48,8 @@ def run(
 ) -> list[Event]:
     """Run a recipe and return its record. Nothing is written before data, model and target have been checked."""
     device = find_device(device)
+    if not 0 <= seed < 1 << 31:
+        raise RecipeError(f"The seed must be from 0 to {(1 << 31) - 1}; {seed} was given.")
     finished = _check_directory(out, recipe, seed, resume=resume, overwrite=overwrite)
     if finished:
         return finished
@@ -91,7 +92,8 @@ def run(
         try:
             engine.run_epoch(epoch, lambda model: accuracy(model, monitor))
         except DivergedError as error:
-            raise DivergedError(f"{error} The last good state is in {out / CHECKPOINTS}.") from error
+            kept = f" The last good state is in {out / CHECKPOINTS}." if checkpoints(out / CHECKPOINTS) else ""
+            raise DivergedError(f"{error}{kept}") from error
         following = epoch + 1
         ends_phase = following == recipe.schedule.total or phase_at(recipe.schedule, following).first
         if ends_phase or following % recipe.train.checkpoint_every == 0:
@@ -119,8 +121,8 @@ def find_device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
+        torch.ones(1, device=name).item()  # "meta" holds no values to train
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         there = "cpu" + (f", cuda (0 to {torch.cuda.device_count() - 1})" if torch.cuda.is_available() else "")
         raise DeviceError(f"The device '{name}' is not there; this machine has: {there}.") from error
     return name
@@ -130,9 +132,12 @@ def _check_directory(out: Path, recipe: Recipe, seed: int, *, resume: bool, over
     """The record of a run that is finished and only to be shown again; None when there is work to do."""
     if resume and overwrite:
         raise ArtifactError("--resume and --overwrite contradict each other; give one of them.")
-    if out.exists() and not out.is_dir():
-        raise ArtifactError(f"{out} is a file; give a directory with --out.")
-    occupied = out.is_dir() and any(out.iterdir())
+    try:
+        if out.exists() and not out.is_dir():
+            raise ArtifactError(f"{out} is a file; give a directory with --out.")
+        occupied = out.is_dir() and any(out.iterdir())
+    except OSError as error:
+        raise ArtifactError(f"{out} cannot be a run directory: {error.strerror}; choose another --out.") from error
     if occupied and not (resume or overwrite):
         raise ArtifactError(
             f"The directory {out} is not empty; go on with --resume, start over with --overwrite,"
@@ -159,9 +164,9 @@ def _prepare_directory(out: Path, recipe: Recipe, resume_at: int | None) -> Reco
         return RecordWriter(out / RECORD_FILE, keep_before_epoch=resume_at)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name in (RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE):
-            (out / name).unlink(missing_ok=True)
-        shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
+        old = [out / name for name in (RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE)]
+        for path in (*old, *checkpoints(out / CHECKPOINTS)):
+            path.unlink(missing_ok=True)
     except OSError as error:
         raise ArtifactError(f"The run directory {out} cannot be made: {error.strerror}.") from error
     write_atomically(out / RECIPE_FILE, recipe_to_toml(recipe).encode())
