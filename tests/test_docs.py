@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -30,3 +31,12 @@ def test_links_point_at_what_they_name(page: Path) -> None:
             assert re.search(rf"^\s*(def|class) {name}\b|^{name}\b.*=", code), (
                 f"{page.name}: {text} is not at {target}:{line}"
             )
+
+
+def test_results_are_what_the_records_say() -> None:
+    spec = importlib.util.spec_from_file_location("render", ROOT / "results" / "render.py")
+    render = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(render)
+    for page in render.PAGES:
+        assert "| KQ |" in page.read_text()
+        assert page.read_text() == render.filled(page)

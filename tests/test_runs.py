@@ -56,9 +56,9 @@ def small(num_classes: int = 10, in_channels: int = 1) -> Small:
 
 
 SCHEDULE = {"warmup": 2, "cycles": 2, "score": 2, "weight": 2, "finetune": 2, "control": True}
-EPOCHS = 2 + 2 * (2 + 2) + 2 + 2
+EPOCHS = 2 + 2 * (2 * (2 + 2) + 2)
 # Phase of each epoch, written out.
-PHASES = ["warmup"] * 2 + (["score"] * 2 + ["weight"] * 2) * 2 + ["finetune"] * 2 + ["control"] * 2
+PHASES = ["warmup"] * 2 + (["score"] * 2 + ["weight"] * 2) * 2 + ["finetune"] * 2 + ["control"] * 10
 
 
 def short(**changes) -> Recipe:
@@ -377,9 +377,9 @@ def test_learning_rates_of_the_record_are_those_of_the_recipe(whole):
     for event in events:
         if event["phase"] in constant:
             assert event["lr"] == constant[event["phase"]]
-    # Cosine: the last of 4 steps of epoch i of 2 is (i + 3/4) / 2 of the way.
-    for phase in ("finetune", "control"):
-        expected = [recipe.finetune.lr * 0.5 * (1 + np.cos(np.pi * (i + 0.75) / 2)) for i in range(2)]
+    # Cosine: the last of 4 steps of epoch i of n is (i + 3/4) / n of the way.
+    for phase, n in (("finetune", 2), ("control", 10)):
+        expected = [recipe.finetune.lr * 0.5 * (1 + np.cos(np.pi * (i + 0.75) / n)) for i in range(n)]
         assert [e["lr"] for e in events if e["phase"] == phase] == pytest.approx(expected)
 
 

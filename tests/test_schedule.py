@@ -30,7 +30,7 @@ def all_epochs(schedule: Schedule) -> list[tuple[str, int, int, int]]:
         phases.append(("weight", cycle, schedule.weight))
     phases.append(("finetune", 0, schedule.finetune))
     if schedule.control:
-        phases.append(("control", 0, schedule.finetune))
+        phases.append(("control", 0, schedule.cycles * (schedule.score + schedule.weight) + schedule.finetune))
     return [(name, cycle, index, length) for name, cycle, length in phases for index in range(length)]
 
 
@@ -57,7 +57,7 @@ def test_only_epochs_of_the_schedule_have_a_phase(schedule, epoch):
 def test_each_phase_has_one_first_epoch(schedule):
     firsts = [phase_at(schedule, epoch) for epoch in range(schedule.total) if phase_at(schedule, epoch).first]
     tuned = schedule.finetune > 0
-    assert len(firsts) == (schedule.warmup > 0) + 2 * schedule.cycles + tuned + (tuned and schedule.control)
+    assert len(firsts) == (schedule.warmup > 0) + 2 * schedule.cycles + tuned + schedule.control
 
 
 def test_the_papers_schedule_is_50_warmup_90_alternating_300_finetune():
@@ -72,8 +72,8 @@ def test_the_papers_schedule_is_50_warmup_90_alternating_300_finetune():
     assert phase_at(schedule, 139) == Phase("weight", 10, 5, 6)
     assert phase_at(schedule, 140) == Phase("finetune", 0, 0, 300)
     assert phase_at(schedule, 439) == Phase("finetune", 0, 299, 300)
-    assert Schedule(control=True).total == 740
-    assert phase_at(Schedule(control=True), 440) == Phase("control", 0, 0, 300)
+    assert Schedule(control=True).total == 830
+    assert phase_at(Schedule(control=True), 440) == Phase("control", 0, 0, 390)
 
 
 # ---------------------------------------------------------------- learning rates

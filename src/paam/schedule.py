@@ -15,7 +15,7 @@ PhaseName = Literal["warmup", "score", "weight", "finetune", "control"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Lengths in epochs. ``control``: also fine-tune the dense warm-up network, as the fair comparison."""
+    """Lengths in epochs. ``control``: also train the dense warm-up network on for as long, as the fair comparison."""
 
     warmup: int = 50
     cycles: int = 10
@@ -30,7 +30,7 @@ class Schedule:
 
     @property
     def total(self) -> int:
-        return self.warmup + self.alternation + self.finetune * (2 if self.control else 1)
+        return self.warmup + (self.alternation + self.finetune) * (2 if self.control else 1)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def phase_at(schedule: Schedule, epoch: int) -> Phase:
     epoch -= schedule.alternation
     if epoch < schedule.finetune:
         return Phase("finetune", 0, epoch, schedule.finetune)
-    return Phase("control", 0, epoch - schedule.finetune, schedule.finetune)
+    return Phase("control", 0, epoch - schedule.finetune, schedule.alternation + schedule.finetune)
 
 
 DECAYS: dict[str, Callable[[float], float]] = {

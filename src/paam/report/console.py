@@ -54,8 +54,8 @@ class Progressing:
         if kind == "start":
             schedule = event["recipe"]["schedule"]
             alternation = schedule["cycles"] * (schedule["score"] + schedule["weight"])
-            tuning = schedule["finetune"] * (2 if schedule["control"] else 1)
-            self.total = schedule["warmup"] + alternation + tuning
+            behind_warmup = alternation + schedule["finetune"]
+            self.total = schedule["warmup"] + behind_warmup * (2 if schedule["control"] else 1)
             self._say(start_line(event))
         elif kind == "scores":
             self.lines["scores"] = f"scores    0 {sparkline(event)} 1"

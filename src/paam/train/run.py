@@ -250,6 +250,6 @@ def _finish(engine: Engine, test: EvaluationBatches, example: Tensor, out: Path,
             "latency_ms": asdict(latency[name]),
             "uncounted": counted.uncounted,
         }
-    results["dense"]["trained"] = "as long as the pruned one" if engine.control is not None else "warm-up only"
+    results["dense"]["trained"] = "the same epochs" if engine.control is not None else "warm-up only"
     kept = {name: [len(k.filters), k.width] for name, k in plan.groups.items()}
     emit({"event": "end", "latency_batch": len(example), "kept_filters": kept, **results})
