@@ -1,6 +1,6 @@
 """Fill the tables of README.md and docs/results.md from the committed records: python results/render.py
 
-A table stands between `<!-- name -->` and `<!-- /name -->`. tests/test_docs.py fails when one is not what the records say.
+A table stands between `<!-- name -->` and `<!-- /name -->`; tests/test_docs.py fails when one is out of date.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,13 @@ def run(
     finished = _check_directory(out, recipe, seed, resume=resume, overwrite=overwrite)
     if finished:
         return finished
-    if recipe.train.threads:
-        torch.set_num_threads(recipe.train.threads)
+    with _threads(recipe.train.threads):
+        return _run(recipe, out, seed=seed, device=device, resume=resume, watch=watch, on_step=on_step)
+
+
+def _run(
+    recipe: Recipe, out: Path, *, seed: int, device: str, resume: bool, watch: Callable[[Event], None], on_step: OnStep
+) -> list[Event]:
     data = _load_data(recipe, seed)
     pruner = _build_pruner(recipe, data, seed, device)
     select(pruner.network, pruner.scores(), recipe.target)  # an impossible target must not cost a warm-up
@@ -101,6 +107,16 @@ def run(
     test = EvaluationBatches(data.test, normalize, device=device)
     _finish(engine, test, _example(data, device, LATENCY_BATCH), out, emit)
     return read_record(out / RECORD_FILE)
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def accuracy(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
