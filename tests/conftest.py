@@ -43,7 +43,8 @@ def lively(model: nn.Module, seed: int = 0) -> nn.Module:
                     (module.weight, 0.5, 1.5),
                     (module.bias, -0.5, 0.5),
                 ):
-                    tensor.uniform_(low, high, generator=generator)
+                    if tensor is not None:
+                        tensor.uniform_(low, high, generator=generator)
     return model
 
 

@@ -70,7 +70,7 @@ def test_a_weight_phase_moves_the_network_and_no_scorer(scorer: str, batch: tupl
         for _ in range(3):
             weight_step(pruner, batch, everything)
     moved = changed(before, pruner.model)
-    assert not {name for name in moved if name.startswith("gates.")}
+    assert not {name for name in moved if name.startswith("paam_gates.")}
     assert {name.split(".")[-1] for name in moved} >= {"weight", "bias", "running_mean", "running_var"}
 
 
@@ -226,7 +226,7 @@ def test_a_gated_model_can_be_copied(batch: tuple[Tensor, Tensor]) -> None:
         twin = copy.deepcopy(pruner.model)
         with torch.no_grad():
             twin.conv1.weight.zero_()
-        gate = twin.get_submodule("gates.0")
+        gate = twin.get_submodule("paam_gates.0")
         assert torch.equal(gate.scores(), torch.ones(16))
         assert not torch.equal(pruner.gates["conv1"].scores(), torch.ones(16))
 

@@ -10,7 +10,7 @@ from torch import nn
 from paam.errors import ArtifactError
 from paam.files import read_tensors, write_atomically, write_tensors
 from paam.network import prepare
-from paam.plan import Plan
+from paam.plan import Plan, recall_plan
 
 PLAN_FILE = "plan.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -19,8 +19,8 @@ KIND = "weights"
 
 def save(small: nn.Module, directory: str | Path) -> None:
     """Write a pruned network into a directory: ``plan.json`` and ``model.safetensors``."""
-    plan = getattr(small, "paam_plan", None)
-    if not isinstance(plan, Plan):
+    plan = recall_plan(small)
+    if plan is None:
         raise ArtifactError("Only networks made by Pruner.compact(), paam.prune or paam.load can be saved here.")
     directory = Path(directory)
     try:

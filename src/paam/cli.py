@@ -14,7 +14,7 @@ from paam.errors import PaamError, RecipeError
 from paam.recipe import load_recipe, parse_override, shipped_recipes
 from paam.record import Event, read_record
 from paam.report.console import Progressing, summary
-from paam.train.run import RECORD_FILE, run
+from paam.train.run import RECORD_FILE, portable, run
 from paam.version import __version__
 
 app = typer.Typer(
@@ -45,7 +45,16 @@ def demo(
     seed: Seed = 0,
 ) -> None:
     """Prune ResNet-20 to half of its MACs on the embedded digits, from random init, in under two minutes."""
-    _prune(DEMO_RECIPE, {}, out, seed=seed, device="cpu", resume=False, overwrite=_holds_demo(out))
+    _prune(
+        DEMO_RECIPE,
+        {},
+        out,
+        hint="run it again to start over",
+        seed=seed,
+        device="cpu",
+        resume=False,
+        overwrite=_holds_demo(out),
+    )
 
 
 @app.command(
@@ -80,7 +89,8 @@ def prune(
     if data is not None:
         overrides["data.directory"] = str(data)
     out = out or Path("runs") / f"{Path(recipe).stem}-seed{seed}"
-    _prune(recipe, overrides, out, seed=seed, device=device, resume=resume, overwrite=overwrite)
+    hint = "the same command with --resume, and without --overwrite, goes on"
+    _prune(recipe, overrides, out, hint=hint, seed=seed, device=device, resume=resume, overwrite=overwrite)
 
 
 @app.command(epilog="Example:  paam recipes")
@@ -92,14 +102,15 @@ def recipes() -> None:
     Console().print(table)
 
 
-def _prune(recipe: str, overrides: dict[str, Any], out: Path, *, seed: int, **options: Any) -> None:
+def _prune(recipe: str, overrides: dict[str, Any], out: Path, *, hint: str, seed: int, **options: Any) -> None:
+    """Run a recipe in front of the user. ``hint``: what to do after Ctrl-C."""
     console = Console()
     loaded = load_recipe(recipe, overrides)
     try:
         with Progressing(console) as progress:
             events: list[Event] = run(loaded, out, seed=seed, watch=progress.event, on_step=progress.step, **options)
     except KeyboardInterrupt:
-        _complain("stopped; the same command with --resume goes on.")
+        _complain(f"stopped; {hint}.")
         raise typer.Exit(130) from None
     console.print(summary(events))
     console.print(f"\nartifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors", highlight=False)
@@ -121,6 +132,6 @@ def _complain(sentence: str) -> None:
 def _holds_demo(out: Path) -> bool:
     """Whether a directory holds an earlier demo, which a new one may replace."""
     try:
-        return bool(read_record(out / RECORD_FILE)[0]["recipe"]["description"] == load_recipe(DEMO_RECIPE).description)
+        return bool(read_record(out / RECORD_FILE)[0]["recipe"] == portable(load_recipe(DEMO_RECIPE)))
     except (PaamError, LookupError, TypeError):
         return False

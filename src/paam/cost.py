@@ -80,18 +80,19 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _convolution(result: Tensor, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
+# The parameter is called ``input`` as in torch, whose callers may give it by that name.
+def _convolution(result: Tensor, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
     # Weights are [out, in / groups, kernel...]: each output value reads all but the first axis of one of them.
     return result.numel() * math.prod(weight.shape[1:])
 
 
-def _transposed(result: Tensor, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
+def _transposed(result: Tensor, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
     # Weights are [in, out / groups, kernel...]: each input value is spread over all but the first axis of one of them.
-    return x.numel() * math.prod(weight.shape[1:])
+    return input.numel() * math.prod(weight.shape[1:])
 
 
-def _product(result: Tensor, left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> int:
-    return result.numel() * left.shape[-1]
+def _product(result: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> int:
+    return result.numel() * input.shape[-1]
 
 
 COUNTERS: dict[Callable[..., Any], Callable[..., int]] = {

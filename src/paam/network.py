@@ -11,14 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paam.cost import count
 from paam.errors import ArtifactError, RecipeError, nearest
 from paam.graph.attach import Group, Placement, Streams, find_groups
 from paam.graph.compact import compact
 from paam.graph.path import strongest_path
-from paam.graph.rules import Op, bind
+from paam.graph.rules import CONVOLUTIONS, Op, bind
 from paam.graph.solve import Cost, predicted_cost, solve
 from paam.graph.trace import Traced, trace
-from paam.plan import Kept, Plan
+from paam.plan import Kept, Plan, remember_plan
 
 Choice = Mapping[str, NDArray[np.bool_]]
 """Group name -> True for each filter that stays."""
@@ -44,7 +45,9 @@ class Network:
 
     @cached_property
     def dense(self) -> Cost:
-        return self.cost({})
+        """What the model itself costs, by the counter."""
+        counted = count(self.traced.model, self.traced.examples)
+        return Cost(counted.params, counted.macs)
 
     def strongest_path(self, scores: Mapping[str, NDArray[np.float64]]) -> dict[str, set[int]]:
         """Filters, by group, whose weakest member scores highest among all paths from input to output."""
@@ -78,14 +81,16 @@ class Network:
     def compact(self, plan: Plan) -> nn.Module:
         """The smaller network, with the current weights. It carries its plan along, for paam.save."""
         small = compact(self.traced, self.ops, self._masks(self.choice(plan)))
-        small.paam_plan = plan  # type: ignore[assignment]
+        remember_plan(small, plan)
         return small
 
     def balance(self, kind: str) -> dict[str, float]:
-        """Weight of each group in the penalty: its feature-map area (or side) over that of the last group."""
+        """Weight of each group in the penalty: its feature-map area (or side) over the last convolution's."""
         if kind not in BALANCES:
             raise RecipeError(f"There is no balance '{kind}'.{nearest(kind, BALANCES)}")
-        last = self.groups[-1].area
+        model = self.traced.model
+        mapped = [g for g in self.groups if isinstance(model.get_submodule(g.layers[0]), CONVOLUTIONS)]
+        last = (mapped or self.groups)[-1].area
         power = {"area": 1.0, "side": 0.5, "none": 0.0}[kind]
         return {group.name: math.pow(group.area / last, power) for group in self.groups}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import fx, nn
 
 from paam.errors import ArtifactError
 from paam.files import parse_json, read_text
@@ -90,6 +91,19 @@ class Plan:
     @staticmethod
     def read(path: Path) -> Plan:
         return Plan.from_json(read_text(path, "The plan"), f"The plan {path}")
+
+
+def remember_plan(small: nn.Module, plan: Plan) -> None:
+    """Let a pruned network carry its plan along, for paam.save; copies of the network carry it too."""
+    if isinstance(small, fx.GraphModule):
+        small.meta["paam_plan"] = plan  # of other attributes, a copy of a GraphModule knows nothing
+    else:
+        small.paam_plan = plan  # type: ignore[assignment]
+
+
+def recall_plan(small: nn.Module) -> Plan | None:
+    plan = small.meta.get("paam_plan") if isinstance(small, fx.GraphModule) else getattr(small, "paam_plan", None)
+    return plan if isinstance(plan, Plan) else None
 
 
 def _shapes(value: object, source: str) -> tuple[tuple[int, ...], ...]:

@@ -66,6 +66,10 @@ class Pruner:
     ) -> None:
         if score_norm not in ("eval", "train"):
             raise RecipeError(f"score_norm is 'eval' or 'train', not '{score_norm}'.")
+        if penalty < 0 or alpha <= 0 or dim_ratio <= 0:
+            raise RecipeError(
+                f"penalty {penalty}, alpha {alpha}, dim_ratio {dim_ratio}: 0 or more, and above 0 the others."
+            )
         check_scorer(scorer)
         phi = find_activation(activation)
         self.network = prepare(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from paam.activations import ACTIVATIONS
+from paam.data import DATASETS
 from paam.errors import PaamError, RecipeError, nearest
 from paam.network import BALANCES, PLACEMENTS, STREAMS
 from paam.schedule import DECAYS, Schedule
@@ -113,7 +114,7 @@ class Recipe:
 
 
 CHOICES: dict[str, Sequence[str]] = {
-    "data.name": ("digits", "cifar10", "folder"),
+    "data.name": DATASETS,
     "prune.scorer": tuple(SCORERS),
     "prune.activation": tuple(ACTIVATIONS),
     "prune.balance": BALANCES,

@@ -77,7 +77,7 @@ def select(network: Network, scores: Mapping[str, Tensor], target: Target) -> Se
 
 
 def _fit_budget(network: Network, order: _Order, target: Target) -> int:
-    """The fewest filters to remove so that the cost fits; the cost never rises as more are removed."""
+    """How many filters to remove so that the cost just fits: with one fewer it does not."""
     name = "macs" if target.keep_macs is not None else "params"
     share = target.keep_macs if target.keep_macs is not None else target.keep_params
     assert share is not None
@@ -94,7 +94,8 @@ def _fit_budget(network: Network, order: _Order, target: Target) -> int:
 
 def _unreachable(name: str, share: float, least: float) -> TargetError:
     return TargetError(
-        f"{name} = {share:g} cannot be reached: this network can be pruned to between {least:.4f} and 1 of its size."
+        f"{name} = {share:g} cannot be reached: with these scores the network can be pruned to between {least:.4f}"
+        " and 1 of its size."
     )
 
 

@@ -21,7 +21,7 @@ from paam.graph.trace import Shape, Traced, positions
 Placement = Literal["sum", "branch"]
 Streams = Literal["independent", "tied"]
 
-GATES = "gates"
+GATES = "paam_gates"
 """Where gates live in a gated network."""
 
 
@@ -30,8 +30,8 @@ class Group:
     """Filters that live and die together: filter i of every layer in ``layers`` is channel i at every site.
 
     ``layers``: layers whose filters are scored. ``norms``: per-channel layers between them and the gate. ``sites``:
-    nodes behind which the gate multiplies. ``area``: values per channel and sample. ``least``: how many filters
-    must stay. ``stream``: they write into a residual stream.
+    nodes behind which the gate multiplies. ``area``: values per channel and sample.
+    ``stream``: they write into a residual stream.
     """
 
     name: str
@@ -57,12 +57,13 @@ def find_groups(
     by_node = {op.node: op for op in ops}
     root_of = _streams(ops)
     added = {root_of(op.node) for op in ops if isinstance(op.flow, Add)}
+    answers = _answers(ops)
     chains: dict[fx.Node, list[_Chain]] = {}
     for op in ops:
         if isinstance(op.flow, Mix) and not op.flow.depthwise:
             chain = _follow(op, by_node, traced.shapes, placement)
-            # The network's answer is left alone: its width is not ours to choose.
-            if not any(user.op == "output" for user in chain.site.users):
+            # The network's answers are left alone: their channels are not ours to choose.
+            if chain.site not in answers:
                 key = root_of(chain.site) if streams == "tied" else chain.site
                 chains.setdefault(key, []).append(chain)
     groups = []
@@ -81,6 +82,16 @@ def find_groups(
             )
         )
     return tuple(groups)
+
+
+def _answers(ops: Sequence[Op]) -> set[fx.Node]:
+    """Values whose channels reach an output of the network without being mixed."""
+    answers: set[fx.Node] = set()
+    for op in reversed(ops):
+        mixes = isinstance(op.flow, Mix) and not op.flow.depthwise
+        if op.node.op == "output" or (op.node in answers and not mixes):
+            answers.update(op.inputs)
+    return answers
 
 
 def _follow(op: Op, by_node: Mapping[fx.Node, Op], shapes: Mapping[str, Shape], placement: Placement) -> _Chain:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paam.errors import GraphError
+
 
 class ChannelMap(nn.Module):
     """Output channel j is input channel ``index[j]`` (0 where that is -1), plus ``offset[j]``.
@@ -85,11 +87,20 @@ class OnesChannel(nn.Module):
 
 
 class NoChannels(nn.Module):
-    """A value whose channels all became constant: a batch of the traced shape without channels, to be filled."""
+    """A value whose channels all became constant: a batch of the traced shape without channels, to be filled.
 
-    def __init__(self, shape: Sequence[int], axis: int) -> None:
+    ``shape`` is the value's and ``example`` the network input's as traced: no other image size can be served.
+    """
+
+    def __init__(self, shape: Sequence[int], axis: int, example: Sequence[int]) -> None:
         super().__init__()
         self.shape = tuple(0 if place == axis else size for place, size in enumerate(shape))
+        self.example = tuple(example)
 
     def forward(self, network_input: Tensor) -> Tensor:
+        if tuple(network_input.shape[1:]) != self.example[1:]:
+            raise GraphError(
+                f"A layer of this pruned network became a constant map for inputs {list(self.example)}, not for"
+                f" {list(network_input.shape)}; prune with an example of the size that is used."
+            )
         return network_input.new_empty(network_input.shape[0], *self.shape[1:])

@@ -24,7 +24,7 @@ from paam.graph.rules import BATCH_NORMS, Op
 from paam.graph.solve import Masks, Settled, Solution, solve
 from paam.graph.trace import Traced, evaluating
 
-MAPS = "channel_maps"
+MAPS = "paam_maps"
 """Where the index maps of a compacted network live."""
 
 Values = dict[str, Tensor]
@@ -38,7 +38,7 @@ def compact(traced: Traced, ops: Sequence[Op], masks: Masks) -> nn.Module:
     builder = _Builder(traced, axes, _observe_constants(traced, solution, masks))
     for step in solution.settled:
         builder.place(step)
-    return builder.finish()
+    return builder.finish(solution.rewired)
 
 
 class _Builder:
@@ -47,9 +47,6 @@ class _Builder:
     def __init__(self, traced: Traced, axes: dict[fx.Node, int], values: Values) -> None:
         self.values = values
         self.root = copy.deepcopy(traced.model)
-        for module in self.root.modules():
-            if getattr(module, "inplace", False):
-                module.inplace = False  # type: ignore[assignment]
         self.name = type(traced.model).__name__
         self.graph = fx.Graph()
         self.nodes: dict[fx.Node, fx.Node] = {}
@@ -61,7 +58,6 @@ class _Builder:
         self.maps = nn.Module()
         self.gone: set[fx.Node] = set()
         self.widths: dict[fx.Node, int] = {}  # channels physically present, by original node
-        self.rewired = False
 
     def place(self, step: Settled) -> None:
         op = step.op
@@ -69,18 +65,16 @@ class _Builder:
         node = self.output if op.node.op == "output" else self.nodes[op.node]
         if not len(step.out):
             self.gone.add(node)
-            self.rewired = True
         elif isinstance(op.flow, Add):
             self._place_add(step, node)
+        elif isinstance(op.flow, Concat):
+            present = [i for i, wanted in enumerate(step.wanted) if len(wanted)]
+            node.args, node.kwargs = ([self._mapped(step, i, node) for i in present], op.axis), {}
         elif isinstance(op.flow, Route) and len(step.wanted[0]) < op.flow.width:
             self._replace(op, self._mapped(step, 0, node))
         else:
             for position, source in enumerate(op.inputs):
                 old = self.nodes[source]
-                if old in self.gone and isinstance(op.flow, Concat):
-                    parts = [part for part in node.args[0] if part is not old]  # type: ignore[union-attr]
-                    node.args = (parts, *node.args[1:])
-                    continue
                 if (new := self._mapped(step, position, node)) is not old:
                     node.replace_input_with(old, new)
             if isinstance(op.flow, Mix):
@@ -88,9 +82,12 @@ class _Builder:
             elif isinstance(op.module, BATCH_NORMS):
                 _shrink_batch_norm(self.root.get_submodule(str(op.node.target)), step.out)
 
-    def finish(self) -> nn.Module:
-        if not self.rewired:
+    def finish(self, rewired: bool) -> nn.Module:
+        if not rewired:
             return self.root
+        for module in self.root.modules():
+            if getattr(module, "inplace", False):
+                module.inplace = False  # type: ignore[assignment]
         self.root.add_module(MAPS, self.maps)
         small = fx.GraphModule(self.root, self.graph, self.name)
         small.graph.eliminate_dead_code()
@@ -132,14 +129,15 @@ class _Builder:
         if len(operands) == 1:
             self._replace(step.op, operands[0])
         else:
-            node.args = tuple(operands)
+            node.args, node.kwargs = tuple(operands), {}
 
     def _source(self, original: fx.Node, before: fx.Node) -> fx.Node:
         """The tensor that now stands for a value; an empty one of the right shape where nothing of it is left."""
         if (node := self.nodes[original]) not in self.gone:
             return node
-        blank = NoChannels(self.shapes[original.name], self.axes[original])
-        return self._insert(blank, next(iter(self.graph.nodes)), before)
+        source = next(iter(self.graph.nodes))
+        blank = NoChannels(self.shapes[original.name], self.axes[original], self.shapes[source.name])
+        return self._insert(blank, source, before)
 
     def _shrink_mix(self, step: Settled, flow: Mix, node: fx.Node) -> None:
         layer: Any = self.root.get_submodule(str(node.target))
@@ -163,14 +161,12 @@ class _Builder:
     def _insert(self, layer: nn.Module, source: fx.Node, before: fx.Node) -> fx.Node:
         name = before.name if before.name not in self.maps._modules else f"{before.name}_{len(self.maps._modules)}"
         self.maps.add_module(name, layer.to(self.device))
-        self.rewired = True
         with self.graph.inserting_before(before):
             return self.graph.call_module(f"{MAPS}.{name}", (source,))
 
     def _replace(self, op: Op, by: fx.Node) -> None:
         self.nodes[op.node].replace_all_uses_with(by)
         self.nodes[op.node] = by
-        self.rewired = True
 
 
 def _spread(values: Tensor, constants: Layout, layout: Layout) -> Tensor:

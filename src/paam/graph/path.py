@@ -1,4 +1,4 @@
-"""The strongest path from input to output: the one whose weakest gate scores highest.
+"""The strongest path from the input to each output: the one whose weakest gate scores highest.
 
 Its filters are never removed, so that every selection leaves a network whose output depends on its input: a
 residual stream keeps a channel, a plain layer keeps a filter, while the inner layers of a block may vanish.
@@ -15,7 +15,7 @@ from paam.graph.rules import Op
 
 
 def strongest_path(ops: Sequence[Op], scores: Mapping[str, Strengths]) -> list[tuple[str, int]]:
-    """Gates on the path, as (node, channel). ``scores``: node name -> score of each channel that is gated behind it."""
+    """Gates on the paths, as (node, channel). ``scores``: node name -> score of each channel gated behind it."""
     strength: dict[str, Strengths] = {}
     for op in ops:
         value = op.flow.strength([strength[node.name] for node in op.inputs])
@@ -23,13 +23,14 @@ def strongest_path(ops: Sequence[Op], scores: Mapping[str, Strengths]) -> list[t
             value = np.minimum(value, scores[op.name])
         strength[op.name] = value
     by_name = {op.name: op for op in ops}
-    ends = [op for op in ops if op.node.op == "output"]
-    op = max(ends, key=lambda end: float(strength[end.inputs[0].name].max()))
-    channel = int(strength[op.inputs[0].name].argmax())
-    path = []
-    while op.inputs:
-        if op.name in scores:
-            path.append((op.name, channel))
-        which, channel = op.flow.origin(channel, [strength[node.name] for node in op.inputs])
-        op = by_name[op.inputs[which].name]
-    return path[::-1]
+    path: dict[tuple[str, int], None] = {}
+    for op in ops:
+        if op.node.op != "output":
+            continue
+        channel = int(strength[op.inputs[0].name].argmax())
+        while op.inputs:
+            if op.name in scores:
+                path[op.name, channel] = None
+            which, channel = op.flow.origin(channel, [strength[node.name] for node in op.inputs])
+            op = by_name[op.inputs[which].name]
+    return list(path)

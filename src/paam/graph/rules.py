@@ -2,7 +2,7 @@
 
 A rule is a function of a :class:`Site` (one node of the graph, with shapes and channel axes at hand) that returns
 an :class:`Op`. To teach paam an operation, write its rule and enter it under the module class, the function, or the
-name of the tensor method; `test_rules.py` walks the table.
+name of the tensor method, and give it a case in tests/test_rules.py.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ Rule = Callable[[Site], Op]
 
 def convolution(site: Site) -> Op:
     conv = site.module
+    _check_weight(site)
     assert isinstance(conv, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     groups, inputs, outputs = conv.groups, conv.in_channels, conv.out_channels
     if groups > 1 and not groups == inputs == outputs:
@@ -107,8 +108,14 @@ def convolution(site: Site) -> Op:
     return site.op(Mix(inputs, outputs, groups, conv.bias is not None, padded), axis=1)
 
 
+def _check_weight(site: Site) -> None:
+    if not isinstance(getattr(site.module, "weight", None), nn.Parameter):
+        raise site.refusal("its weight is computed from other tensors; remove the reparametrisation first")
+
+
 def linear(site: Site) -> Op:
     layer = site.module
+    _check_weight(site)
     assert isinstance(layer, nn.Linear)
     dims = len(site.shape(site.x))
     if site.axis(site.x) != dims - 1:
@@ -150,7 +157,11 @@ def average_pool(site: Site) -> Op:
     padding = site.argument(3, "padding", 0) if pool is None else pool.padding
     counts = site.argument(5, "count_include_pad", True) if pool is None else pool.count_include_pad
     padded = any(padding) if isinstance(padding, tuple | list) else bool(padding)
-    return site.op(Pass(const=LIVE if padded and counts else CONST))
+    rounds_up = site.argument(4, "ceil_mode", False) if pool is None else pool.ceil_mode
+    divisor = site.argument(6, "divisor_override", None) if pool is None else getattr(pool, "divisor_override", None)
+    # A window that reaches beyond the map sums fewer values, and with a fixed divisor averages to something else.
+    uneven = (padded and counts) or (divisor is not None and (padded or rounds_up))
+    return site.op(Pass(const=LIVE if uneven else CONST))
 
 
 def mean(site: Site) -> Op:
@@ -176,7 +187,7 @@ def add(site: Site) -> Op:
     for side in (left, right):
         if side.name not in site.axes:
             raise site.refusal(f"'{side.name}' does not carry channels")
-    if site.width(left) != site.width(right) or site.axis(left) != site.axis(right):
+    if site.shape(left)[1:] != site.shape(right)[1:] or site.axis(left) != site.axis(right):
         raise site.refusal(f"it adds {list(site.shape(left))} and {list(site.shape(right))}")
     return site.op(Add(), left, right)
 
@@ -219,6 +230,10 @@ def index(site: Site) -> Op:
     axis, width = site.axis(site.x), site.width(site.x)
     if axis >= len(keys) or keys[axis] == slice(None):
         return site.op(Pass())
+    if any(key != slice(None) for place, key in enumerate(keys) if place != axis):
+        raise site.refusal("it slices channels and another axis at once; do it in two steps")
+    if any(isinstance(bound, fx.Node) for bound in (keys[axis].start, keys[axis].stop, keys[axis].step)):
+        raise site.refusal("the bounds of its channel slice are computed from a tensor's shape; write them as numbers")
     return site.op(Route(width, np.arange(width)[keys[axis]]))
 
 
@@ -251,7 +266,8 @@ POINTWISE = (
     *(torch.relu, torch.sigmoid, torch.tanh, torch.abs, operator.neg, "relu", "sigmoid", "tanh", "abs"),
 )
 UNCHANGED = (
-    *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
+    *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d),
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, F.max_pool1d, F.max_pool2d, F.max_pool3d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
     *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
@@ -295,7 +311,7 @@ def bind(traced: Traced) -> tuple[Op, ...]:
             if rule is None:
                 raise site.refusal("it has no channel rule")
             op = rule(site)
-            if module is not None and any(True for _ in module.parameters()):
+            if module is not None and (any(True for _ in module.parameters()) or any(True for _ in module.buffers())):
                 if node.target in called:
                     raise site.refusal("the same layer is called twice")
                 called[node.target] = node.name

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-from paam.graph.flows import CONST, LIVE, ZERO, Add, Layout, Mix, Needs, States
+from paam.graph.flows import CONST, LIVE, ZERO, Add, Layout, Mix, Needs, Route, States
 from paam.graph.rules import Op
 from paam.graph.trace import Traced, positions
 
@@ -45,6 +45,14 @@ class Settled:
             return len(self.out) if any(map(len, self.constants)) else 0
         return sum(len(w) for w, c in zip(self.wanted, self.constants, strict=True) if len(c))
 
+    @property
+    def rewires(self) -> bool:
+        """Whether more happens here than layers that change their size."""
+        flow = self.op.flow
+        routed = isinstance(flow, Route) and len(self.wanted[0]) < flow.width
+        padded = isinstance(flow, Mix) and flow.padded and self.folded
+        return routed or padded or not len(self.out) or any(m is not None for m in self.maps)
+
 
 @dataclass(frozen=True, eq=False)
 class Solution:
@@ -52,6 +60,11 @@ class Solution:
 
     settled: tuple[Settled, ...]
     states: dict[str, States]
+
+    @property
+    def rewired(self) -> bool:
+        """Whether the small network needs a graph of its own: something is mapped, or gone."""
+        return any(step.rewires for step in self.settled)
 
 
 def solve(ops: Sequence[Op], masks: Masks) -> Solution:
@@ -113,6 +126,9 @@ class Cost:
 def predicted_cost(traced: Traced, solution: Solution) -> Cost:
     """What the compacted network will cost, without building it."""
     params = macs = 0
+    if not solution.rewired:  # the network keeps its class, and with it the layers that its forward() never calls
+        called = {id(p) for step in solution.settled if step.op.module for p in step.op.module.parameters()}
+        params += sum(p.numel() for p in traced.model.parameters() if id(p) not in called)
     for step in solution.settled:
         op = step.op
         if not len(step.out):

@@ -1,4 +1,4 @@
-"""Model and example inputs -> an fx graph with the shape of every value."""
+"""Model and example inputs -> an fx graph with the shape of every value, checked to compute what the model computes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import math
 import operator
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from paam.errors import GraphError, one_line
 
@@ -31,29 +32,62 @@ class Traced:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies architecture, not weights: the graph, and the name and shape of every parameter and buffer."""
+        """Identifies architecture, not weights: the graph, its layers, the name and shape of every tensor."""
         lines = []
         for node in self.module.graph.nodes:
             # A module's repr tells what its tensors do not: strides, padding, kind of activation.
             what = self.module.get_submodule(node.target) if node.op == "call_module" else function_name(node.target)
-            lines.append(
-                f"{node.op} {node.target if node.op == 'call_module' else ''} {what} {node.args} {node.kwargs}"
-            )
+            where = node.target if node.op == "call_module" else ""
+            lines.append(f"{node.op} {where} {what} {node.args} {node.kwargs}")
         lines += [f"{name} {tuple(value.shape)}" for name, value in self.model.state_dict().items()]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def trace(model: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Traced:
-    """Trace in evaluation mode and record shapes. The model is left as it was found."""
-    examples = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
-    with evaluating(model), torch.no_grad():
-        try:
-            module = fx.GraphModule(model, fx.Tracer().trace(model), type(model).__name__)
-            _make_functional(module)
-        except Exception as error:  # tracing runs the user's forward(): anything can come out of it
-            raise GraphError(_blame(model, error)) from error
-        shapes = _record_shapes(module, examples)
-    return Traced(model, module, shapes, examples)
+def trace(model: nn.Module, example_inputs: Tensor | Sequence[Tensor]) -> Traced:
+    """Trace the model and record shapes. The model is left as it was found."""
+    examples = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    try:
+        with evaluating(model):
+            graph = fx.Tracer().trace(model)
+        with _mode(model, True):
+            training = fx.Tracer().trace(model)
+    except Exception as error:  # tracing runs the user's forward(): anything can come out of it
+        raise GraphError(_blame(model, error)) from error
+    _follow_training_flag(model, graph, training)
+    module = fx.GraphModule(model, graph, type(model).__name__)
+    _make_functional(module)
+    return Traced(model, module, _record_shapes(model, module, examples), examples)
+
+
+def _follow_training_flag(model: nn.Module, graph: fx.Graph, training: fx.Graph) -> None:
+    """Let arguments that are False in evaluation and True in training, as of F.dropout, follow the network's mode.
+
+    Whatever else differs between the two modes would be lost in one graph, and is refused.
+    """
+    differ = GraphError(
+        f"{type(model).__name__}.forward() takes another way in training than in evaluation (auxiliary outputs, noise,"
+        " stochastic depth?), which one graph cannot hold; build the model without that part."
+    )
+    if len(graph.nodes) != len(training.nodes):
+        raise differ
+    twins = dict(zip(graph.nodes, training.nodes, strict=True))
+
+    def merge(node: fx.Node, here: Any, there: Any) -> Any:
+        if here is False and there is True:
+            with graph.inserting_before(node):
+                return graph.get_attr("training")
+        if isinstance(here, tuple | list) and type(here) is type(there) and len(here) == len(there):
+            return type(here)(merge(node, a, b) for a, b in zip(here, there, strict=True))
+        same = twins.get(here) is there if isinstance(here, fx.Node) else repr(here) == repr(there)
+        if not same:
+            raise differ
+        return here
+
+    for node, twin in twins.items():
+        if (node.op, node.target, node.kwargs.keys()) != (twin.op, twin.target, twin.kwargs.keys()):
+            raise differ
+        node.args = merge(node, node.args, twin.args)
+        node.kwargs = {key: merge(node, value, twin.kwargs[key]) for key, value in node.kwargs.items()}
 
 
 IN_PLACE = {
@@ -68,14 +102,14 @@ def _make_functional(module: fx.GraphModule) -> None:
     """Make every value what its node computes: later readers of a value changed in place read the changed one.
 
     Functions and methods become their copying forms. Modules keep their flag, which is the model's own; compact.py
-    clears it in its copy, where two nodes may come to share one tensor.
+    clears it in the graphs it builds, where two nodes may come to share one tensor.
     """
     order = {node: place for place, node in enumerate(module.graph.nodes)}
     for node in module.graph.nodes:
         method = node.op == "call_method" and node.target.endswith("_") and not node.target.endswith("__")
         function = node.op == "call_function" and (node.target in IN_PLACE or node.kwargs.get("inplace", False))
         layer = node.op == "call_module" and getattr(module.get_submodule(node.target), "inplace", False)
-        if not (method or function or layer):
+        if not (method or function or layer) or not isinstance(node.args[0], fx.Node):
             continue
         for reader in list(node.args[0].users):
             if order[reader] > order[node]:
@@ -90,10 +124,27 @@ def _make_functional(module: fx.GraphModule) -> None:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def copying(model: nn.Module) -> Iterator[None]:
+    """No module works in place inside; the flags are restored outside."""
+    flagged = [module for module in model.modules() if getattr(module, "inplace", False)]
+    for module in flagged:
+        module.inplace = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for module in flagged:
+            module.inplace = True  # type: ignore[assignment]
+
+
+def evaluating(model: nn.Module) -> Any:
     """Evaluation mode inside, every module's own mode restored outside."""
+    return _mode(model, False)
+
+
+@contextmanager
+def _mode(model: nn.Module, training: bool) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
-    model.eval()
+    model.train(training)
     try:
         yield
     finally:
@@ -119,19 +170,34 @@ class _ShapeRecorder(fx.Interpreter):
         return value
 
 
-def _record_shapes(module: fx.GraphModule, examples: tuple[Tensor, ...]) -> dict[str, Shape]:
+def _record_shapes(model: nn.Module, module: fx.GraphModule, examples: tuple[Tensor, ...]) -> dict[str, Shape]:
+    """Run model and graph on random inputs of the examples' shapes; they must agree."""
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     if len(examples) > len(inputs):
         raise GraphError(f"The model takes {len(inputs)} inputs; {len(examples)} examples were given.")
+    generator = torch.Generator().manual_seed(0)  # the caller's random state is not ours to advance
+    randoms = tuple(
+        torch.randn(x.shape, generator=generator).to(x) if x.is_floating_point() else x.clone() for x in examples
+    )
     recorder = _ShapeRecorder(module)
     try:
-        recorder.run(*examples)
+        with evaluating(model), evaluating(module), torch.no_grad():
+            truth = model(*(x.clone() for x in randoms))
+            with copying(model):
+                found = recorder.run(*randoms)
     except Exception as error:  # the user's operations on the user's input
         shapes = ", ".join(str(list(x.shape)) for x in examples)
         raise GraphError(
             f"The model does not run on the example input of shape {shapes}: {one_line(error)}."
             " Give an example of the shape that the model is used with."
         ) from error
+    pairs = zip(tree_leaves(truth), tree_leaves(found), strict=True)
+    tensors = [(a.double(), b.double()) for a, b in pairs if isinstance(a, Tensor)]
+    if not all(torch.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True) for a, b in tensors):
+        raise GraphError(
+            f"{type(model).__name__} computes something else than its traced graph: it changes a value in place while a"
+            " view or an alias of it is still read; use the copying form of that operation."
+        )
     return recorder.shapes
 
 

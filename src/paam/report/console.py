@@ -52,10 +52,7 @@ class Progressing:
     def event(self, event: Event) -> None:
         kind = event["event"]
         if kind == "start":
-            schedule = event["recipe"]["schedule"]
-            alternation = schedule["cycles"] * (schedule["score"] + schedule["weight"])
-            behind_warmup = alternation + schedule["finetune"]
-            self.total = schedule["warmup"] + behind_warmup * (2 if schedule["control"] else 1)
+            self.total = event["epochs"]
             self._say(start_line(event))
         elif kind == "scores":
             self.lines["scores"] = f"scores    0 {sparkline(event)} 1"

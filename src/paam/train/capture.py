@@ -19,27 +19,29 @@ PLAIN_STEPS = 4
 
 
 class CapturedStep:
-    """A step that replays itself from a CUDA graph. Batches must all have one shape."""
+    """A step that replays itself from a CUDA graph. A batch of another shape, as a loader's last, runs plainly."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
         self.calls = 0
+        self.images: Tensor | None = None
         self.graph = torch.cuda.CUDAGraph()
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
         self.calls += 1
-        if self.calls <= PLAIN_STEPS:
+        if self.calls <= PLAIN_STEPS or (self.images is not None and self.images.shape != images.shape):
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
                 loss = self.step(images, labels)
             torch.cuda.current_stream().wait_stream(self.stream)
             return loss
-        if self.calls == PLAIN_STEPS + 1:
+        if self.images is None:
             self.images, self.labels = images.clone(), labels.clone()
             torch.cuda.synchronize()
             with torch.cuda.graph(self.graph, stream=self.stream):
                 self.loss = self.step(self.images, self.labels)
+        assert self.images is not None
         self.images.copy_(images)
         self.labels.copy_(labels)
         self.graph.replay()

@@ -72,6 +72,11 @@ class Engine:
         with self._mode(phase):
             model.train()
             loss = self._train(model, optimizer, phase, epoch)
+        if not torch.stack([p.isfinite().all() for p in model.parameters()]).all():
+            raise DivergedError(
+                f"A weight is not finite at the end of epoch {epoch + 1} ({phase.name} phase)."
+                f" Lower {_section(phase)}.lr."
+            )
         accuracy = None if evaluate is None else evaluate(model)
         last = phase.index == phase.length - 1
         if phase.name == "score" and last:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from paam.artifacts import PLAN_FILE, WEIGHTS_FILE, save
 from paam.cost import count, measure_latency
 from paam.data import Dataset, load_data
-from paam.errors import ArtifactError, DeviceError, DivergedError, RecipeError
+from paam.errors import ArtifactError, DataError, DeviceError, DivergedError, RecipeError
 from paam.files import write_atomically
+from paam.graph.trace import evaluating
 from paam.models import build_model
 from paam.pruner import Pruner
 from paam.recipe import Recipe, recipe_to_toml
@@ -31,6 +32,7 @@ from paam.version import __version__
 RECIPE_FILE = "recipe.toml"
 RECORD_FILE = "record.jsonl"
 CHECKPOINTS = "checkpoints"
+OWN_FILES = {RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE, CHECKPOINTS}
 LATENCY_BATCH = 128
 
 OnStep = Callable[[int, int], None]
@@ -121,14 +123,13 @@ def _threads(number: int) -> Iterator[None]:
 
 def accuracy(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
     """Percent of samples classified right, in evaluation mode."""
-    was_training = model.training
-    model.eval()
     right = total = 0
-    with torch.inference_mode():
+    with evaluating(model), torch.inference_mode():
         for images, labels in batches:
             right += int((model(images).argmax(1) == labels).sum())
             total += len(labels)
-    model.train(was_training)
+    if not total:
+        raise DataError("There is nothing to measure accuracy on: the validation batches are empty or used up.")
     return 100 * right / total
 
 
@@ -159,15 +160,15 @@ def _check_directory(out: Path, recipe: Recipe, seed: int, *, resume: bool, over
             f"The directory {out} is not empty; go on with --resume, start over with --overwrite,"
             " or choose another --out."
         )
-    if occupied and not (out / RECORD_FILE).is_file():
+    if occupied and not {path.name for path in out.iterdir()} <= OWN_FILES and not (out / RECORD_FILE).is_file():
         raise ArtifactError(f"The directory {out} holds something else than a run; choose another --out.")
     if not resume:
         return None
-    if not occupied:
+    if not (out / RECORD_FILE).is_file():
         raise ArtifactError(f"There is no run in {out} to resume; start it without --resume.")
     events = read_record(out / RECORD_FILE)
     start = of_kind(events, "start")
-    if not start or start[0]["seed"] != seed or start[0]["recipe"] != _portable(recipe):
+    if not start or start[0]["seed"] != seed or start[0]["recipe"] != portable(recipe):
         raise ArtifactError(
             f"The run in {out} was started with another recipe or seed; repeat its command and add --resume"
             " (its record.jsonl begins with both)."
@@ -218,7 +219,7 @@ def _build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str) -> Prun
     return pruner
 
 
-def _portable(recipe: Recipe) -> dict[str, Any]:
+def portable(recipe: Recipe) -> dict[str, Any]:
     """The recipe as plain data, without where the data lies: a run may go on where they lie elsewhere."""
     tree = asdict(recipe)
     del tree["data"]["directory"]
@@ -240,7 +241,8 @@ def _start_event(recipe: Recipe, seed: int, device: str, pruner: Pruner, data: D
         "device": device,
         "seed": seed,
         "command": " ".join(["paam", *sys.argv[1:]]),
-        "recipe": _portable(recipe),
+        "recipe": portable(recipe),
+        "epochs": recipe.schedule.total,
         "samples": sizes,
         "monitor": "holdout" if data.holdout else "test",
         "dense": {"params": dense.params, "macs": dense.macs},

@@ -1,0 +1,317 @@
+"""Networks that once went wrong: aliases, shared readers, several outputs, odd calls. Each is exact now, or refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import paam
+from conftest import lively, random_choice, relative_error
+from paam import Pruner, Target
+from paam.errors import DataError, GraphError, RecipeError
+from paam.network import prepare
+from paam.select import Selection, select
+from paam.train.run import accuracy
+
+X = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def conv(inputs: int, outputs: int) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 3, padding=1)
+
+
+class Net(nn.Module):
+    """A forward() over a handful of ready-made layers."""
+
+    def __init__(self, forward, width: int = 8, outputs: int = 4) -> None:
+        super().__init__()
+        self.a, self.b, self.c = conv(3, 8), conv(8, 8), conv(width, 8)
+        self.norm = nn.BatchNorm2d(8)
+        self.relu = nn.ReLU(inplace=True)
+        self.identity = nn.Identity()
+        self.fc = nn.Linear(8, outputs)
+        self.fd = nn.Linear(8, outputs)
+        self.function = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def check(model: nn.Module, *, seeds: range = range(8), **options: str) -> None:
+    model = lively(model)
+    pruner = Pruner(model, X, scorer="free", **options)
+    choices = [{g.name: torch.ones(g.width, dtype=torch.bool).numpy() for g in pruner.network.groups}]
+    choices += [random_choice(pruner.network, seed, empty=0.3) for seed in seeds]
+    for choice in choices:
+        pruner.use(Selection(pruner.network.plan(choice), 0.5, 1.0, 1.0))
+        with pruner.weighting():
+            pass
+        small = pruner.compact().eval()
+        with torch.no_grad():
+            assert relative_error(small(X.clone()), pruner.model.eval()(X.clone())) < 1e-9
+        assert paam.count(small, X).params == pruner.network.cost(choice).params
+        assert paam.count(small, X).macs == pruner.network.cost(choice).macs
+
+
+def reuse_after_inplace(m: Net, x: Tensor) -> Tensor:
+    x = m.a(x)
+    return m.fc((m.b(m.relu(x)) + x).mean((2, 3)))
+
+
+def twice_in_concat(m: Net, x: Tensor) -> Tensor:
+    h = F.relu(m.a(x))
+    return m.fc(m.c(torch.cat([h, h], 1)[:, 4:12]).mean((2, 3)))
+
+
+def keyword_calls(m: Net, x: Tensor) -> Tensor:
+    h = F.relu(m.a(x))
+    both = torch.cat(tensors=[F.relu(m.b(h)), h], dim=1)
+    return m.fc(torch.add(m.c(both), other=h).mean((2, 3)))
+
+
+def functional_dropout(m: Net, x: Tensor) -> Tensor:
+    return m.fc(F.dropout(F.relu(m.b(F.relu(m.a(x)))), 0.5, m.training).mean((2, 3)))
+
+
+EXACT = {
+    "a value read again after a module changed it": (reuse_after_inplace, 8),
+    "one value twice in a concatenation": (twice_in_concat, 8),
+    "arguments given by keyword": (keyword_calls, 16),
+    "dropout that follows the mode": (functional_dropout, 8),
+}
+
+
+@pytest.mark.parametrize("streams", ["independent", "tied"])
+@pytest.mark.parametrize("name", EXACT)
+def test_exact(name: str, streams: str) -> None:
+    forward, width = EXACT[name]
+    check(Net(forward, width), streams=streams)
+
+
+class ConstantsReach(nn.Module):
+    """The first convolution has two readers, so its gate stands right behind it, and the norm makes constants of it."""
+
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.first, self.norm, self.middle, self.second = conv(3, 8), nn.BatchNorm2d(8), middle, conv(8, 6)
+        self.head, self.side = nn.Linear(6, 4), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.head(F.relu(self.second(self.middle(self.norm(h)))).mean((2, 3))) + self.side(h.mean((2, 3)))
+
+
+class Apply(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+MIDDLES = {
+    "sigmoid": nn.Sigmoid(),
+    "average pool, padding counted": nn.AvgPool2d(3, 1, 1),
+    "average pool, padding not counted": nn.AvgPool2d(3, 1, 1, count_include_pad=False),
+    "average pool, fixed divisor, rounded up": nn.AvgPool2d(3, 2, ceil_mode=True, divisor_override=4),
+    "average pool function": Apply(lambda x: F.avg_pool2d(x, 3, 1, 1)),
+    "max pool": nn.MaxPool2d(3, 2, 1),
+    "zero padding": Apply(lambda x: F.pad(x, (1, 2, 0, 1))),
+    "constant padding": Apply(lambda x: F.pad(x, (1, 1, 1, 1), value=0.5)),
+    "reflected padding": Apply(lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect")),
+    "circular convolution": nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular"),
+    "unpadded convolution": nn.Conv2d(8, 8, 3),
+    "same padding": nn.Conv2d(8, 8, 3, padding="same"),
+    "depthwise": nn.Conv2d(8, 8, 3, padding=1, groups=8),
+    "norm without affine": nn.BatchNorm2d(8, affine=False),
+    "residual": Apply(lambda x: x + torch.sigmoid(x)),
+}
+
+
+@pytest.mark.parametrize("name", MIDDLES)
+def test_constants_reach_the_operation(name: str) -> None:
+    check(ConstantsReach(MIDDLES[name]))
+
+
+def alias_of_inplace(m: Net, x: Tensor) -> Tensor:
+    h = m.a(x)
+    kept = m.identity(h)
+    return m.fc((m.b(F.relu(h, inplace=True)) + kept).mean((2, 3)))
+
+
+def view_of_inplace(m: Net, x: Tensor) -> Tensor:
+    h = m.a(x)
+    F.relu(h[:, :4], inplace=True)
+    return m.fc(m.b(h).mean((2, 3)))
+
+
+def alias_of_inplace_module(m: Net, x: Tensor) -> Tensor:
+    h = m.a(x)
+    kept = m.identity(h)
+    return m.fc((m.b(m.relu(h)) + kept).mean((2, 3)))
+
+
+def two_axes_sliced(m: Net, x: Tensor) -> Tensor:
+    return m.fc(m.c(F.relu(m.a(x))[:, 1:7, ::2, ::2]).mean((2, 3)))
+
+
+def broadcast_sum(m: Net, x: Tensor) -> Tensor:
+    h = F.relu(m.a(x))
+    return m.fc(m.b(h + torch.sigmoid(h.mean((2, 3), keepdim=True))).mean((2, 3)))
+
+
+def computed_slice(m: Net, x: Tensor) -> Tensor:
+    h = F.relu(m.a(x))
+    return m.fc(m.c(h[:, : h.shape[1] // 2]).mean((2, 3)))
+
+
+def training_only(m: Net, x: Tensor) -> Tensor:
+    h = F.relu(m.a(x))
+    if m.training:
+        h = h + torch.ones_like(h)
+    return m.fc(h.mean((2, 3)))
+
+
+REFUSED = {
+    "an alias of a value changed by a function": (alias_of_inplace, 8, "in place while a view or an alias"),
+    "a view of a value changed by a function": (view_of_inplace, 8, "in place while a view or an alias"),
+    "an alias of a value changed by a module": (alias_of_inplace_module, 8, "in place while a view or an alias"),
+    "a slice of two axes": (two_axes_sliced, 6, "two steps"),
+    "a sum that broadcasts": (broadcast_sum, 8, r"it adds \[2, 8, 8, 8\] and \[2, 8, 1, 1\]"),
+    "a slice with computed bounds": (computed_slice, 4, "write them as numbers"),
+    "something done in training only": (training_only, 8, "takes another way in training"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    forward, width, message = REFUSED[name]
+    with pytest.raises(GraphError, match=message):
+        prepare(Net(forward, width).double(), X)
+
+
+def test_dropout_still_drops_in_training() -> None:
+    pruner = Pruner(Net(functional_dropout).double(), X, scorer="free")
+    with pruner.dense():
+        outputs = [pruner.model(X) for _ in range(2)]
+    assert not torch.equal(*outputs)
+    pruner.select(keep_filters=0.5)
+    small = pruner.compact()
+    assert not torch.equal(small.train()(X), small(X))
+    assert torch.equal(small.eval()(X), small(X))
+
+
+def test_answers_of_the_network_are_never_gated() -> None:
+    convolutional = nn.Sequential(conv(3, 8), nn.ReLU(), conv(8, 5), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    assert [g.name for g in prepare(convolutional.double(), X).groups] == ["0"]
+
+    def two_heads(m: Net, x: Tensor) -> Tensor:
+        h = F.relu(m.a(x)).mean((2, 3))
+        return torch.cat([m.fc(h), m.fd(h)], 1)
+
+    def summed_heads(m: Net, x: Tensor) -> Tensor:
+        h = F.relu(m.a(x)).mean((2, 3))
+        return m.fc(h) + m.fd(h)
+
+    for forward in (two_heads, summed_heads):
+        assert [g.name for g in prepare(Net(forward).double(), X, placement="branch").groups] == ["a"]
+
+
+def test_every_output_keeps_a_path() -> None:
+    def outputs(m: Net, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = F.relu(m.a(x))
+        return m.fc(F.relu(m.b(h)).mean((2, 3))), m.fd(F.relu(m.c(h)).mean((2, 3)))
+
+    network = prepare(lively(Net(outputs)), X)
+    scores = {"a": torch.linspace(0.1, 0.9, 8), "b": torch.full((8,), 0.9), "c": torch.full((8,), 0.1)}
+    plan = select(network, scores, Target(threshold=0.5)).plan
+    assert {name: len(kept.filters) for name, kept in plan.groups.items()} == {"a": 4, "b": 8, "c": 1}
+
+
+def test_a_constant_map_serves_only_its_size() -> None:
+    class Side(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.side, self.norm, self.out = conv(3, 4), conv(4, 4), nn.BatchNorm2d(4), conv(4, 4)
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = F.relu(self.stem(x))
+            s = self.side(h)
+            return self.head((h + self.out(torch.sigmoid(self.norm(s)) + torch.sigmoid(s))).mean((2, 3)))
+
+    model = lively(Side())
+    network = prepare(model, X)
+    choice = {g.name: torch.full((g.width,), g.name != "side").numpy() for g in network.groups}
+    small = network.compact(network.plan(choice)).eval()
+    small(X)
+    with pytest.raises(GraphError, match="constant map"):
+        small(torch.zeros(1, 3, 16, 16, dtype=torch.float64))
+
+
+def test_a_child_may_be_called_gates() -> None:
+    class Named(Net):
+        def __init__(self) -> None:
+            super().__init__(lambda m, x: m.fc(m.channel_maps(m.gates(m.a(x))).mean((2, 3))))
+            self.gates, self.channel_maps = nn.ReLU(), nn.Tanh()
+
+    check(Named(), seeds=range(2))
+
+
+def test_layers_that_forward_never_calls_are_counted() -> None:
+    class Unused(Net):
+        def __init__(self) -> None:
+            super().__init__(lambda m, x: m.fc(F.relu(m.a(x)).mean((2, 3))))
+
+    model = Unused().double()
+    network = prepare(model, X)
+    assert network.dense.params == sum(p.numel() for p in model.parameters())
+    selection = select(network, {"a": torch.rand(8)}, Target(keep_params=0.95))
+    assert paam.count(network.compact(selection.plan), X).params == selection.kept_params * network.dense.params
+
+
+def test_balance_is_measured_against_the_last_convolution() -> None:
+    layers = [conv(3, 4), nn.ReLU(), nn.MaxPool2d(2), conv(4, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 6), nn.ReLU()]
+    network = prepare(nn.Sequential(*layers, nn.Linear(6, 2)).double(), X)
+    assert network.balance("area") == {"0": 4.0, "3": 1.0, "6": 1 / 16}
+    assert network.balance("side") == {"0": 2.0, "3": 1.0, "6": 1 / 4}
+
+
+def test_copies_of_a_pruned_network_can_be_saved(tmp_path) -> None:
+    pruner = Pruner(paam.models.resnet20(), torch.zeros(1, 3, 32, 32))
+    pruner.select(keep_macs=0.5)
+    twin = copy.deepcopy(pruner.compact())
+    paam.save(twin, tmp_path)
+    assert torch.equal(paam.load(tmp_path, paam.models.resnet20()).conv1.weight, twin.conv1.weight)
+
+
+def test_odd_arguments_are_explained() -> None:
+    model = Net(functional_dropout).double()
+    assert len(Pruner(model, [X]).network.groups) == 2
+    with pytest.raises(GraphError, match="takes 1 inputs; 2 examples"):
+        prepare(model, (X, X))
+    with pytest.raises(RecipeError, match="alpha 0"):
+        Pruner(model, X, alpha=0)
+    with pytest.raises(GraphError, match="reparametrisation"), pytest.warns():
+        prepare(
+            nn.Sequential(nn.utils.weight_norm(conv(3, 4)), nn.ReLU(), conv(4, 2), nn.Flatten()),
+            torch.zeros(1, 3, 4, 4),
+        )
+    schedule = paam.Schedule(warmup=0, cycles=1, score=1, weight=1, finetune=0)
+    loader = [(X, torch.zeros(2, dtype=torch.int64))]
+    with pytest.raises(DataError, match="empty or used up"):
+        paam.prune(model, loader, iter([]), keep_filters=0.5, schedule=schedule, device="cpu")
+    assert paam.count(nn.Sequential(), X).macs == 0
+
+
+def test_accuracy_leaves_modes_alone() -> None:
+    model = Net(functional_dropout).double().train()
+    model.norm.eval()
+    assert accuracy(model, [(X, torch.zeros(2, dtype=torch.int64))]) in (0.0, 50.0, 100.0)
+    assert model.training
+    assert not model.norm.training
