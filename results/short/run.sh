@@ -4,7 +4,7 @@
 # Warm-up 15, 4 cycles of 2 + 4, fine-tune 60: 99 epochs instead of the paper's 440. The free run also trains the dense control.
 set -euo pipefail
 data=$1 seed=$2
-common=(--data "$data" --keep-macs 0.5 --seed "$seed" --device cuda --set train.compile=false
+common=(--data "$data" --keep-macs 0.5 --seed "$seed" --device cuda 
         --set schedule.warmup=15 --set schedule.cycles=4 --set schedule.score=2 --set schedule.weight=4
         --set schedule.finetune=60)
 mkdir -p runs

@@ -79,13 +79,14 @@ class OptimizerSettings:
 class TrainSettings:
     """``checkpoint_every``: epochs between checkpoints. ``threads``: CPU threads, 0 leaves torch's choice.
 
-    On a GPU only: ``bfloat16`` autocast, torch.compile of the network, ``capture`` of the step in a CUDA graph.
+    On a GPU only: ``bfloat16`` autocast, ``capture`` of the step in a CUDA graph, torch.compile of the network (minutes
+    of compiling for each phase).
     """
 
     checkpoint_every: int = 1
     threads: int = 0
     bfloat16: bool = True
-    compile: bool = True
+    compile: bool = False
     capture: bool = True
 
 
