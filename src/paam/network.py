@@ -15,8 +15,10 @@ from paam.cost import count
 from paam.errors import ArtifactError, RecipeError, nearest
 from paam.graph.attach import Group, Placement, Streams, find_groups
 from paam.graph.compact import compact
+from paam.graph.layers import CONVOLUTIONS
 from paam.graph.path import strongest_path
-from paam.graph.rules import CONVOLUTIONS, Op, bind
+from paam.graph.rules import bind
+from paam.graph.site import Op
 from paam.graph.solve import Cost, predicted_cost, solve
 from paam.graph.trace import Traced, trace
 from paam.plan import Kept, Plan, remember_plan

@@ -15,7 +15,8 @@ from torch import fx, nn
 
 from paam.gates import Gate, apply_gate
 from paam.graph.flows import Add, Mix, Pass
-from paam.graph.rules import BATCH_NORMS, Op
+from paam.graph.layers import BATCH_NORMS
+from paam.graph.site import Op
 from paam.graph.trace import Shape, Traced, positions
 
 Placement = Literal["sum", "branch"]

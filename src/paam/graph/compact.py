@@ -20,7 +20,8 @@ from paam.errors import GraphError
 from paam.gates import apply_gate
 from paam.graph.channel_map import ChannelMap, NoChannels, OnesChannel
 from paam.graph.flows import CONST, Add, Concat, Layout, Mix, Route
-from paam.graph.rules import BATCH_NORMS, Op
+from paam.graph.layers import BATCH_NORMS
+from paam.graph.site import Op
 from paam.graph.solve import Masks, Settled, Solution, solve
 from paam.graph.trace import Traced, evaluating
 

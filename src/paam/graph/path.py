@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from paam.graph.flows import Strengths
-from paam.graph.rules import Op
+from paam.graph.site import Op
 
 
 def strongest_path(ops: Sequence[Op], scores: Mapping[str, Strengths]) -> list[tuple[str, int]]:

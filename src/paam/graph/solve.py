@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from paam.graph.flows import CONST, LIVE, ZERO, Add, Layout, Mix, Needs, Route, States
-from paam.graph.rules import Op
+from paam.graph.site import Op
 from paam.graph.trace import Traced, positions
 
 Masks = Mapping[str, Needs]

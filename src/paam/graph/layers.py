@@ -1,0 +1,50 @@
+"""Channel rules of layers with weights: convolutions, linear layers, norms."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from paam.graph.flows import CONST, Mix, Pass
+from paam.graph.site import Op, Site
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def convolution(site: Site) -> Op:
+    conv = site.module
+    _check_weight(site)
+    assert isinstance(conv, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    groups, inputs, outputs = conv.groups, conv.in_channels, conv.out_channels
+    if groups > 1 and not groups == inputs == outputs:
+        raise site.refusal(f"{groups} groups of {inputs // groups} channels (only groups of one are supported)")
+    if conv.padding == "same":
+        padded = any((k - 1) * d > 0 for k, d in zip(conv.kernel_size, conv.dilation, strict=True))
+    else:
+        padded = conv.padding != "valid" and any(conv.padding)
+    # Every other padding mode repeats values of the channel itself, and so leaves a constant channel constant.
+    padded &= conv.padding_mode == "zeros"
+    return site.op(Mix(inputs, outputs, groups, conv.bias is not None, padded), axis=1)
+
+
+def _check_weight(site: Site) -> None:
+    if not isinstance(getattr(site.module, "weight", None), nn.Parameter):
+        raise site.refusal("its weight is computed from other tensors; remove the reparametrisation first")
+
+
+def linear(site: Site) -> Op:
+    layer = site.module
+    _check_weight(site)
+    assert isinstance(layer, nn.Linear)
+    dims = len(site.shape(site.x))
+    if site.axis(site.x) != dims - 1:
+        raise site.refusal("it reads another axis than the channels'")
+    return site.op(Mix(layer.in_features, layer.out_features, 1, layer.bias is not None, False), axis=dims - 1)
+
+
+def batch_norm(site: Site) -> Op:
+    norm = site.module
+    assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
+    if not norm.track_running_stats:
+        raise site.refusal("without running statistics its output depends on the batch")
+    return site.op(Pass(zero=CONST))

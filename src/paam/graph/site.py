@@ -1,0 +1,75 @@
+"""One operation of the graph: what a channel rule may look at, and what it returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from paam.errors import GraphError
+from paam.graph.flows import Flow
+from paam.graph.trace import Shape, function_name
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One operation with its flow. ``inputs``: the nodes whose channels it reads, in the order the flow expects."""
+
+    node: fx.Node
+    flow: Flow
+    inputs: tuple[fx.Node, ...]
+    axis: int
+    module: nn.Module | None = None
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a rule may look at: the node, its module, shapes, and the channel axes found so far."""
+
+    node: fx.Node
+    module: nn.Module | None
+    shapes: dict[str, Shape]
+    axes: dict[str, int]
+
+    @property
+    def x(self) -> fx.Node:
+        return self.tensor(0)
+
+    def tensor(self, position: int) -> fx.Node:
+        node = self.node.args[position] if len(self.node.args) > position else None
+        if not isinstance(node, fx.Node) or node.name not in self.shapes:
+            raise self.refusal(f"its argument {position} is not a tensor computed by the model")
+        return node
+
+    def argument(self, position: int, name: str, default: Any) -> Any:
+        args = self.node.args
+        return args[position] if len(args) > position else self.node.kwargs.get(name, default)
+
+    def shape(self, node: fx.Node | None = None) -> Shape:
+        return self.shapes[(node or self.node).name]
+
+    def axis(self, node: fx.Node) -> int:
+        return self.axes[node.name]
+
+    def width(self, node: fx.Node) -> int:
+        return self.shape(node)[self.axis(node)]
+
+    def op(self, flow: Flow, *inputs: fx.Node, axis: int | None = None) -> Op:
+        inputs = inputs or (self.x,)
+        return Op(self.node, flow, inputs, self.axis(inputs[0]) if axis is None else axis, self.module)
+
+    def refusal(self, why: str) -> GraphError:
+        """The error for an operation that the rules do not cover: what, where, what to do."""
+        what = type(self.module).__name__ if self.module is not None else function_name(self.node.target)
+        where = f"'{self.node.target}'" if self.node.op == "call_module" else f"node '{self.node.name}'"
+        stack = [line.strip() for line in (self.node.stack_trace or "").splitlines() if line.strip()]
+        code = f" (`{stack[-1]}`)" if stack and self.node.op != "call_module" else ""
+        return GraphError(
+            f"paam does not know how channels flow through {what} at {where}{code}: {why}."
+            " Replace that operation, or add a rule for it in paam/graph/rules.py."
+        )
