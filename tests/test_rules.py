@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from conftest import lively, random_choice, relative_error
 from paam import Pruner
 from paam.errors import GraphError
-from paam.graph.flows import CONST, LIVE, ZERO, Add, Concat, Flatten, Mix, Pass, Route
+from paam.graph.flows import CONST, LIVE, ZERO, Mix, Pass
+from paam.graph.joins import Add, Concat, Flatten, Route
 from paam.network import prepare
 from paam.select import Selection
 
@@ -229,10 +230,7 @@ class Branching(nn.Module):
 
 REFUSED = {
     "unknown function": (Function(torch.cumsum), "cumsum"),
-    "softmax over channels": (Function(lambda x: x.softmax(1)), "Tensor.softmax"),
-    "group norm": (nn.GroupNorm(2, 8), "GroupNorm at 'middle'"),
     "mean over channels": (Function(lambda x: x.mean(1, keepdim=True).expand(-1, 8, -1, -1)), "averages over channels"),
-    "grouped": (nn.Conv2d(8, 8, 3, padding=1, groups=2), "2 groups of 4"),
 }
 
 

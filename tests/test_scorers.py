@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paam.activations import ACTIVATIONS, activation
 from paam.errors import RecipeError
-from paam.gates import Gate
+from paam.gates import Gate, filter_rows
 from paam.scorers import KQ, SCORERS, Vanilla, make_scorer
 
 
@@ -56,8 +56,7 @@ def test_vanilla_is_one_linear_map_of_all_weights() -> None:
 @pytest.mark.parametrize("name", SCORERS)
 @pytest.mark.parametrize("phi", ["leaky-exponential", "leaky-2sigmoid"])
 def test_scores_start_at_exactly_one(name: str, phi: str) -> None:
-    filters = torch.nn.Parameter(torch.randn(7, 3, 3, 3))
-    gate = Gate([filters], make_scorer(name, 7, 27), activation(phi))
+    gate = Gate([torch.nn.Conv2d(3, 7, 3)], 7, make_scorer(name, 7, 27), activation(phi))
     assert torch.equal(gate.scores(), torch.ones(7))
 
 
@@ -74,7 +73,7 @@ def _step(gate: Gate, optimizer: torch.optim.Optimizer) -> dict[str, float]:
 @pytest.mark.parametrize("name", ["vanilla", "free"])
 @pytest.mark.parametrize("phi", ACTIVATIONS)
 def test_every_parameter_gets_a_gradient_at_once(name: str, phi: str) -> None:
-    gate = Gate([torch.nn.Parameter(torch.randn(5, 4, 3, 3))], make_scorer(name, 5, 36), activation(phi))
+    gate = Gate([torch.nn.Conv2d(4, 5, 3)], 5, make_scorer(name, 5, 36), activation(phi))
     norms = _step(gate, torch.optim.SGD(gate.scorer.parameters(), 0.1))
     assert set(norms) == {n for n, _ in gate.scorer.named_parameters()}
     assert min(norms.values()) > 0
@@ -82,9 +81,7 @@ def test_every_parameter_gets_a_gradient_at_once(name: str, phi: str) -> None:
 
 def test_kq_keys_learn_at_step_one_and_queries_from_step_two() -> None:
     torch.manual_seed(0)
-    gate = Gate(
-        [torch.nn.Parameter(torch.randn(5, 4, 3, 3))], make_scorer("kq", 5, 36), activation("leaky-exponential")
-    )
+    gate = Gate([torch.nn.Conv2d(4, 5, 3)], 5, make_scorer("kq", 5, 36), activation("leaky-exponential"))
     optimizer = torch.optim.SGD(gate.scorer.parameters(), 0.1)
     first, second = _step(gate, optimizer), _step(gate, optimizer)
     assert first["key"] > 0
@@ -93,10 +90,21 @@ def test_kq_keys_learn_at_step_one_and_queries_from_step_two() -> None:
 
 
 def test_no_gradient_reaches_the_filters() -> None:
-    filters = torch.nn.Parameter(torch.randn(5, 4, 3, 3))
-    gate = Gate([filters], make_scorer("vanilla", 5, 36), activation("leaky-exponential"))
+    conv = torch.nn.Conv2d(4, 5, 3)
+    gate = Gate([conv], 5, make_scorer("vanilla", 5, 36), activation("leaky-exponential"))
     gate.scores().sum().backward()
-    assert filters.grad is None
+    assert conv.weight.grad is None
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_filters_of_transposed_convolutions_are_rows(groups: int) -> None:
+    """Weights [in, out / groups, k, k]: filter o reads, in its group, column o of every input."""
+    conv = torch.nn.ConvTranspose2d(4, 6, 2, groups=groups)
+    rows = filter_rows(conv)
+    per, inputs = 6 // groups, 4 // groups
+    for o in range(6):
+        own = [conv.weight[(o // per) * inputs + i, o % per].flatten() for i in range(inputs)]
+        assert torch.equal(rows[o], torch.cat(own).detach())
 
 
 def test_activations_by_hand() -> None:

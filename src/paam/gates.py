@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +19,20 @@ class Gate(nn.Module):
 
     mask: Tensor
 
-    def __init__(self, filters: Sequence[nn.Parameter], scorer: nn.Module, phi: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, layers: Sequence[nn.Module], width: int, scorer: nn.Module, phi: Callable[[Tensor], Tensor]
+    ) -> None:
         super().__init__()
-        # A plain list, so that the network's weights are read here without belonging to the gate.
-        self._filters = list(filters)
+        # A plain list, so that the network's layers are read here without belonging to the gate.
+        self._layers = list(layers)
         self._phi = phi
         self.scorer = scorer
         self.mode: Mode = "open"
-        self.register_buffer("mask", torch.ones(self._filters[0].shape[0], device=self._filters[0].device))
+        self.register_buffer("mask", torch.ones(width, device=filter_rows(layers[0]).device))
 
     def scores(self) -> Tensor:
         """One score per filter, shape [F], with a gradient into the scorer and none into the filters."""
-        rows = [weight.detach().flatten(1) for weight in self._filters]
+        rows = [filter_rows(layer) for layer in self._layers]
         scores: Tensor = self._phi(self.scorer(rows[0] if len(rows) == 1 else torch.cat(rows, 1)))
         return scores
 
@@ -38,6 +40,21 @@ class Gate(nn.Module):
         if self.mode == "open":
             return None
         return self.mask if self.mode == "binary" else self.scores()
+
+
+def by_filter(layer: nn.Module, tensor: Tensor) -> Tensor:
+    """A view of a layer's weight as [groups, filters per group, ...]: transposed convolutions keep filters second."""
+    if tensor.dim() > 1 and getattr(layer, "transposed", False):
+        groups: Any = layer.groups
+        return tensor.view(groups, -1, *tensor.shape[1:]).transpose(1, 2)
+    return tensor.unsqueeze(0)
+
+
+def filter_rows(layer: nn.Module) -> Tensor:
+    """The weights of each filter of a layer as one row: [F, N], without gradient."""
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return by_filter(layer, weight.detach()).flatten(0, 1).flatten(1)
 
 
 def apply_gate(x: Tensor, gate: Tensor | None, axis: int) -> Tensor:

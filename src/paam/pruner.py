@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from paam.activations import activation as find_activation
 from paam.errors import PaamError, RecipeError, TargetError
-from paam.gates import Gate, Mode
+from paam.gates import Gate, Mode, by_filter, filter_rows
 from paam.graph.attach import GATES, GatedModel, attach
 from paam.graph.solve import Cost
 from paam.network import Choice, prepare
@@ -78,10 +78,11 @@ class Pruner:
         if not self.network.groups:
             raise RecipeError(f"{type(model).__name__} has no layer that could be pruned.")
 
-        def make_gate(filters: list[nn.Parameter]) -> Gate:
-            weights = sum(weight[0].numel() for weight in filters)
-            scorer_net = make_scorer(scorer, filters[0].shape[0], weights, dim_ratio=dim_ratio, alpha=alpha)
-            return Gate(filters, scorer_net.to(filters[0].device, filters[0].dtype), phi)
+        def make_gate(layers: list[nn.Module]) -> Gate:
+            rows = [filter_rows(layer) for layer in layers]
+            width, weights = len(rows[0]), sum(row.shape[1] for row in rows)
+            scorer_net = make_scorer(scorer, width, weights, dim_ratio=dim_ratio, alpha=alpha)
+            return Gate(layers, width, scorer_net.to(rows[0].device, rows[0].dtype), phi)
 
         self.model: GatedModel
         self.gates: dict[str, Gate]
@@ -144,8 +145,8 @@ class Pruner:
                 yield
             finally:
                 with torch.no_grad():
-                    for parameter, rows, values in asleep:
-                        parameter[rows] = values
+                    for filters, rows, values in asleep:
+                        filters[rows] = values
 
     @contextmanager
     def dense(self) -> Iterator[None]:
@@ -196,14 +197,16 @@ class Pruner:
         for name, mask in choice.items():
             self.gates[name].mask.copy_(torch.from_numpy(mask))
 
-    def _closed_filters(self) -> list[tuple[nn.Parameter, Tensor, Tensor]]:
-        """Copies of everything that belongs to a filter whose gate is closed: (parameter, rows, values)."""
+    def _closed_filters(self) -> list[tuple[Tensor, tuple[Tensor, Tensor], Tensor]]:
+        """Copies of everything that belongs to a filter whose gate is closed: (parameter by filter, rows, values)."""
         saved = []
         for group in self.network.groups:
             rows = (self.gates[group.name].mask == 0).nonzero().flatten()
             if len(rows):
                 for layer in (*group.layers, *group.norms):
                     module = self.network.traced.model.get_submodule(layer)
-                    own = module.parameters(recurse=False)
-                    saved += [(parameter, rows, parameter.detach()[rows].clone()) for parameter in own]
+                    for parameter in module.parameters(recurse=False):
+                        filters = by_filter(module, parameter.detach())
+                        place = rows // filters.shape[1], rows % filters.shape[1]
+                        saved.append((filters, place, filters[place].clone()))
         return saved

@@ -14,7 +14,8 @@ from typing import Literal
 from torch import fx, nn
 
 from paam.gates import Gate, apply_gate
-from paam.graph.flows import Add, Mix, Pass
+from paam.graph.flows import Mix, Pass
+from paam.graph.joins import Add
 from paam.graph.layers import BATCH_NORMS
 from paam.graph.site import Op
 from paam.graph.trace import Shape, Traced, positions
@@ -146,7 +147,7 @@ class GatedModel(fx.GraphModule):
 
 
 def attach(
-    traced: Traced, ops: Sequence[Op], groups: Sequence[Group], make_gate: Callable[[list[nn.Parameter]], Gate]
+    traced: Traced, ops: Sequence[Op], groups: Sequence[Group], make_gate: Callable[[list[nn.Module]], Gate]
 ) -> tuple[GatedModel, dict[str, Gate]]:
     """The network with one gate per group. It shares its layers with the traced model. Gates by group name."""
     graph = fx.Graph()
@@ -158,8 +159,7 @@ def attach(
     gates: dict[str, Gate] = {}
     holder = nn.Module()
     for number, group in enumerate(groups):
-        weights = [traced.model.get_parameter(f"{layer}.weight") for layer in group.layers]
-        gates[group.name] = make_gate(weights)
+        gates[group.name] = make_gate([traced.model.get_submodule(layer) for layer in group.layers])
         holder.add_module(str(number), gates[group.name])
         with graph.inserting_before(first):
             gate = graph.call_module(f"{GATES}.{number}")

@@ -19,8 +19,9 @@ from torch import Tensor, fx, nn
 from paam.errors import GraphError
 from paam.gates import apply_gate
 from paam.graph.channel_map import ChannelMap, NoChannels, OnesChannel
-from paam.graph.flows import CONST, Add, Concat, Layout, Mix, Route
-from paam.graph.layers import BATCH_NORMS
+from paam.graph.flows import CONST, Layout, Mix
+from paam.graph.joins import Add, Concat, Route, Stored
+from paam.graph.layers import BATCH_NORMS, INSTANCE_NORMS
 from paam.graph.site import Op
 from paam.graph.solve import Masks, Settled, Solution, solve
 from paam.graph.trace import Traced, evaluating
@@ -78,10 +79,18 @@ class _Builder:
                 old = self.nodes[source]
                 if (new := self._mapped(step, position, node)) is not old:
                     node.replace_input_with(old, new)
+            if op.literal:
+                _rewrite_size(node, op.axis, len(step.out))
             if isinstance(op.flow, Mix):
                 self._shrink_mix(step, op.flow, node)
-            elif isinstance(op.module, BATCH_NORMS):
-                _shrink_batch_norm(self.root.get_submodule(str(op.node.target)), step.out)
+            elif isinstance(op.flow, Stored):
+                _shrink_stored(self.root, str(op.node.target), op.axis, step.out)
+            elif isinstance(op.module, nn.PReLU) and op.module.num_parameters > 1:
+                op_module: Any = self.root.get_submodule(str(op.node.target))
+                op_module.weight = nn.Parameter(op_module.weight.detach()[torch.from_numpy(step.out)])
+                op_module.num_parameters = len(step.out)
+            elif isinstance(op.module, BATCH_NORMS + INSTANCE_NORMS):
+                _shrink_norm(self.root.get_submodule(str(op.node.target)), step.out)
 
     def finish(self, rewired: bool) -> nn.Module:
         if not rewired:
@@ -94,9 +103,8 @@ class _Builder:
         small.graph.eliminate_dead_code()
         if left := self.gone.intersection(small.graph.nodes):
             raise GraphError(f"'{left.pop().name}' lost all its channels, but something still reads its shape.")
-        small.delete_all_unused_submodules()
-        small.recompile()
-        return small.train(self.root.training)
+        # Built once more, the module takes along only what the remaining graph reads.
+        return fx.GraphModule(small, small.graph, self.name).train(self.root.training)
 
     def _mapped(self, step: Settled, position: int, before: fx.Node) -> fx.Node:
         """The node that provides input ``position`` with the channels it must hold."""
@@ -142,8 +150,15 @@ class _Builder:
 
     def _shrink_mix(self, step: Settled, flow: Mix, node: fx.Node) -> None:
         layer: Any = self.root.get_submodule(str(node.target))
+        if flow.groups > 1 and not flow.depthwise:
+            _shrink_grouped(layer, flow, step)
+            if (places := step.refill) is not None:
+                self._append(ChannelMap(places.tolist(), layer.out_channels, step.op.axis), node)
+            return
         rows, columns = torch.from_numpy(step.out), torch.from_numpy(step.wanted[0])
         whole: Tensor = layer.weight.detach()
+        if flow.transposed and not flow.depthwise:
+            whole = whole.transpose(0, 1)
         weight = whole[rows] if flow.depthwise else whole[rows][:, columns]
         bias = None if layer.bias is None else layer.bias.detach()[rows]
         if step.folded:
@@ -157,7 +172,16 @@ class _Builder:
             else:
                 shift = constant.flatten(1).sum(1).to(weight.dtype)
                 bias = shift if bias is None else bias + shift
-        _set_mix(layer, weight, bias, flow.depthwise)
+        if flow.transposed and not flow.depthwise:
+            weight = weight.transpose(0, 1)
+        _set_mix(layer, weight, bias, len(step.out) if flow.depthwise else 1)
+
+    def _append(self, layer: nn.Module, node: fx.Node) -> None:
+        """Put a layer behind a node, for all of its readers."""
+        readers = list(node.users)
+        behind = self._insert(layer, node, node.next)
+        for reader in readers:
+            reader.replace_input_with(node, behind)
 
     def _insert(self, layer: nn.Module, source: fx.Node, before: fx.Node) -> fx.Node:
         name = before.name if before.name not in self.maps._modules else f"{before.name}_{len(self.maps._modules)}"
@@ -176,19 +200,62 @@ def _spread(values: Tensor, constants: Layout, layout: Layout) -> Tensor:
     return torch.where(chosen, values[torch.from_numpy(layout)], 0)
 
 
-def _set_mix(layer: Any, weight: Tensor, bias: Tensor | None, depthwise: bool) -> None:
+def _rewrite_size(node: fx.Node, axis: int, size: int) -> None:
+    """x.view(-1, 512) -> x.view(-1, 300)."""
+    first, *sizes = node.args
+    if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
+        whole = list(sizes[0])
+        whole[axis] = size
+        node.args = (first, tuple(whole))
+    else:
+        sizes[axis] = size
+        node.args = (first, *sizes)
+
+
+def _shrink_stored(root: nn.Module, target: str, axis: int, layout: Layout) -> None:
+    owner, _, name = target.rpartition(".")
+    module = root.get_submodule(owner)
+    value: Tensor = getattr(module, name)
+    kept = value.detach().index_select(axis, torch.from_numpy(layout).to(value.device))
+    setattr(module, name, nn.Parameter(kept, value.requires_grad) if isinstance(value, nn.Parameter) else kept)
+
+
+def _shrink_grouped(layer: Any, flow: Mix, step: Settled) -> None:
+    """Cut a grouped convolution to its groups that are left, each as long as the longest."""
+    groups, length = flow.active(step.out), flow.rows_per_group(step.out)
+    size_in, size_out = flow.inputs // flow.groups, flow.outputs // flow.groups
+    columns = step.wanted[0].reshape(len(groups), -1)
+    whole: Tensor = layer.weight.detach()
+    shape = (len(groups), length, columns.shape[1], *whole.shape[2:])
+    weight = whole.new_zeros(shape)
+    bias = None if layer.bias is None else layer.bias.detach().new_zeros(len(groups), length)
+    for place, group in enumerate(groups):
+        rows = torch.from_numpy(step.out[step.out // size_out == group])
+        held = torch.from_numpy(columns[place][columns[place] >= 0] - group * size_in)
+        if flow.transposed:  # [in, out / groups, ...]
+            block = whole[group * size_in : (group + 1) * size_in].transpose(0, 1)[rows - group * size_out]
+        else:
+            block = whole[rows]
+        weight[place, : len(rows), : len(held)] = block[:, held]
+        if bias is not None:
+            bias[place, : len(rows)] = layer.bias.detach()[rows]
+    weight = weight.transpose(1, 2).flatten(0, 1) if flow.transposed else weight.flatten(0, 1)
+    _set_mix(layer, weight, None if bias is None else bias.flatten(), len(groups))
+
+
+def _set_mix(layer: Any, weight: Tensor, bias: Tensor | None, groups: int) -> None:
     needs_grad = layer.weight.requires_grad
     layer.weight = nn.Parameter(weight.contiguous(), needs_grad)
     layer.bias = None if bias is None else nn.Parameter(bias, needs_grad)
     if isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = weight.shape
     else:
-        layer.out_channels = weight.shape[0]
-        layer.in_channels = weight.shape[0] if depthwise else weight.shape[1]
-        layer.groups = weight.shape[0] if depthwise else 1
+        near, far = weight.shape[0], weight.shape[1] * groups
+        layer.out_channels, layer.in_channels = (far, near) if layer.transposed else (near, far)
+        layer.groups = groups
 
 
-def _shrink_batch_norm(norm: Any, layout: Layout) -> None:
+def _shrink_norm(norm: Any, layout: Layout) -> None:
     rows = torch.from_numpy(layout)
     norm.num_features = len(layout)
     for name, value in (*norm.named_parameters(), *norm.named_buffers()):

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import torch
 from torch import fx
 
-from paam.graph.flows import CONST, LIVE, ZERO, Add, Pass
+from paam.graph.flows import CONST, LIVE, ZERO, Pass, Whole
+from paam.graph.joins import Add, Stored, Zip
 from paam.graph.site import Op, Site
 
 
-def pointwise(site: Site) -> Op:
+def pointwise(site: Site, x: fx.Node | None = None) -> Op:
     """Any function of single values: whether it maps zero to zero is found by applying it to zero."""
+    x = x or site.x
     zero = torch.zeros(1)
+    args: Any = fx.map_arg(site.node.args, lambda node: zero if node is x else None)
+    kwargs: Any = fx.map_arg(site.node.kwargs, lambda node: zero if node is x else None)
     with torch.no_grad():
         if site.module is not None:
-            at_zero = site.module(zero)
+            at_zero = copy.deepcopy(site.module).cpu().float()(zero)
         elif site.node.op == "call_method":
-            at_zero = getattr(zero, str(site.node.target))(*site.node.args[1:], **site.node.kwargs)
+            at_zero = getattr(args[0], str(site.node.target))(*args[1:], **kwargs)
         else:
             assert callable(site.node.target)
-            at_zero = site.node.target(zero, *site.node.args[1:], **site.node.kwargs)
-    return site.op(Pass(zero=ZERO if at_zero == 0 else CONST))
+            at_zero = site.node.target(*args, **kwargs)
+    return site.op(Pass(zero=ZERO if at_zero == 0 else CONST), x)
 
 
 def unchanged(site: Site) -> Op:
@@ -51,14 +58,74 @@ def mean(site: Site) -> Op:
 
 
 def add(site: Site) -> Op:
-    left, right = site.node.args[0], site.argument(1, "other", None)
     if site.node.kwargs.get("alpha", 1) != 1:
         raise site.refusal("alpha is not 1")
-    if not (isinstance(left, fx.Node) and isinstance(right, fx.Node)):
-        raise site.refusal("one side is a plain number")
-    for side in (left, right):
-        if side.name not in site.axes:
-            raise site.refusal(f"'{side.name}' does not carry channels")
-    if site.shape(left)[1:] != site.shape(right)[1:] or site.axis(left) != site.axis(right):
-        raise site.refusal(f"it adds {list(site.shape(left))} and {list(site.shape(right))}")
-    return site.op(Add(), left, right)
+    left, right = site.node.args[0], site.argument(1, "other", None)
+    if isinstance(left, fx.Node) and isinstance(right, fx.Node) and left.name in site.axes and right.name in site.axes:
+        if site.shape(left)[1:] == site.shape(right)[1:] and site.axis(left) == site.axis(right):
+            return site.op(Add(), left, right)
+    return _joint(site, left, right, zero_wins=False)
+
+
+def subtract(site: Site) -> Op:
+    if site.node.kwargs.get("alpha", 1) != 1:
+        raise site.refusal("alpha is not 1")
+    return _joint(site, site.node.args[0], site.argument(1, "other", None), zero_wins=False)
+
+
+def multiply(site: Site) -> Op:
+    return _joint(site, site.node.args[0], site.argument(1, "other", None), zero_wins=True)
+
+
+def divide(site: Site) -> Op:
+    if isinstance(site.argument(1, "other", None), fx.Node):
+        raise site.refusal("it divides by a tensor")
+    return pointwise(site)
+
+
+def _joint(site: Site, left: Any, right: Any, *, zero_wins: bool) -> Op:
+    """A function of two values with equally numbered channels, one of which may be plain or broadcast."""
+    sides = [side for side in (left, right) if isinstance(side, fx.Node) and side.name in site.shapes]
+    if len(sides) == 1:
+        return _with_number(site, sides[0], right if sides[0] is left else left)
+    if any(side.name not in site.axes for side in sides):
+        raise site.refusal("one side has its channels spread over several axes")
+    total = len(site.shape())
+    # Axes are compared counted from the end, as broadcasting does.
+    axes = {site.axis(side) - len(site.shape(side)) for side in sides if site.width(side) > 1}
+    if len(axes) > 1:
+        raise site.refusal("its sides have their channels on different axes")
+    if axes and site.shape()[axes.copy().pop() + total] != max(site.width(side) for side in sides):
+        raise site.refusal("it spreads channels over another axis")
+    ordered = sorted(sides, key=lambda side: -site.width(side)) if zero_wins else sides
+    flow = Zip(tuple(site.width(side) for side in ordered), zero_wins)
+    return site.op(flow, *ordered, axis=(axes or {site.axis(sides[0]) - total}).pop() + total)
+
+
+def _with_number(site: Site, x: fx.Node, other: Any) -> Op:
+    if isinstance(other, fx.Node):
+        raise site.refusal("one side is a number that the model computes")
+    assert callable(site.node.target) or site.node.op == "call_method"
+    return pointwise(site, x)
+
+
+def parametric_relu(site: Site) -> Op:
+    return site.op(Pass())
+
+
+def softmax(site: Site) -> Op:
+    """Over channels it reads them all; over the map, a constant channel becomes another constant."""
+    dim = site.module.dim if site.module is not None else site.argument(1, "dim", None)
+    if not isinstance(dim, int):
+        raise site.refusal("its dim is not given")
+    over_channels = dim % len(site.shape(site.x)) == site.axis(site.x)
+    return site.op(Whole(site.width(site.x)) if over_channels else Pass(zero=CONST))
+
+
+def stored(site: Site) -> Op:
+    """A parameter or buffer that the model reads by itself: its channels are its one axis that is longer than 1."""
+    shape = site.shape()
+    long = [axis for axis, size in enumerate(shape) if size > 1] or [len(shape) - 1]
+    if len(long) > 1 or not shape:
+        raise site.refusal(f"a tensor of shape {list(shape)} could have its channels on several axes")
+    return Op(site.node, Stored(shape[long[0]]), (), long[0])

@@ -30,6 +30,8 @@ States = NDArray[np.int8]
 Needs = NDArray[np.bool_]
 Layout = NDArray[np.int64]
 Strengths = NDArray[np.float64]
+Layouts = tuple[list[Layout], Layout]
+"""What each input must hold, and what the output then holds."""
 
 LIVE, ZERO, CONST = np.int8(0), np.int8(1), np.int8(2)
 
@@ -41,11 +43,11 @@ class Flow(Protocol):
 
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]: ...
 
-    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
         """What each input must hold, and what the output then holds.
 
-        ``inputs``: what they hold now. ``wanted``: output channels that are needed and LIVE. ``opened``: output
-        channels that no gate behind this operation closes.
+        ``inputs``: what they hold now, and the ``states`` of all their channels. ``wanted``: output channels that
+        are needed and LIVE. ``opened``: output channels that no gate behind this operation closes.
         """
         ...
 
@@ -66,7 +68,7 @@ class Source:
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
         return []
 
-    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
         return [], np.arange(self.width)
 
     def strength(self, inputs: list[Strengths]) -> Strengths:
@@ -88,7 +90,7 @@ class Sink:
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
         return [np.ones(self.width, dtype=bool)]
 
-    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
         whole = np.arange(self.width)
         return [whole], whole
 
@@ -112,6 +114,7 @@ class Mix:
     groups: int
     biased: bool
     padded: bool
+    transposed: bool = False
 
     @property
     def depthwise(self) -> bool:
@@ -130,9 +133,29 @@ class Mix:
         groups = need.reshape(self.groups, -1).any(1)
         return [groups.repeat(self.inputs // self.groups)]
 
-    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
         rows = np.flatnonzero(wanted)
-        return ([rows] if self.depthwise else [inputs[0]]), rows
+        if self.depthwise:
+            return [rows], rows
+        if self.groups == 1:
+            return [inputs[0]], rows
+        # A grouped convolution needs as many inputs in each group: the shorter groups are filled up with zeros (-1).
+        # Constants are filled in as well, instead of being folded into the bias.
+        held = states[0] == CONST
+        held[inputs[0]] = True
+        size = self.inputs // self.groups
+        groups = [np.flatnonzero(held[g * size : (g + 1) * size]) + g * size for g in self.active(rows)]
+        longest = max(map(len, groups), default=0)
+        return [np.concatenate([_filled(group, longest) for group in groups]) if groups else rows], rows
+
+    def active(self, rows: Layout) -> list[int]:
+        """Groups that still have an output."""
+        return sorted(set((rows // (self.outputs // self.groups)).tolist()))
+
+    def rows_per_group(self, rows: Layout) -> int:
+        """Outputs of each group that is left: as many as the largest one has."""
+        counts = np.bincount(rows // (self.outputs // self.groups)) if len(rows) else np.zeros(1, dtype=np.int64)
+        return int(counts.max())
 
     def strength(self, inputs: list[Strengths]) -> Strengths:
         best: Strengths = inputs[0].reshape(self.groups, -1).max(1)
@@ -161,7 +184,7 @@ class Pass:
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
         return [need]
 
-    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
         # What is present passes even where nobody needs it: cheaper than a map. Only what a gate closes here must go.
         passing = wanted.copy()
         if wanted.any():
@@ -177,104 +200,32 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Add:
-    """Sum of equally wide values. Each may hold other channels: this is where independent streams meet."""
+class Whole:
+    """Every output reads every channel, as a norm over channels does: its inputs are made whole, constants filled in.
 
-    def forward(self, inputs: list[States]) -> States:
-        stacked = np.stack(inputs)
-        out = np.where((stacked == ZERO).all(0), ZERO, CONST)
-        out[(stacked == LIVE).any(0)] = LIVE
-        return out
-
-    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
-        return [need] * len(inputs)
-
-    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
-        present = np.flatnonzero(wanted)
-        return [present] * len(inputs), present
-
-    def strength(self, inputs: list[Strengths]) -> Strengths:
-        best: Strengths = np.maximum.reduce(inputs)
-        return best
-
-    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
-        return int(np.argmax([strength[channel] for strength in inputs])), channel
-
-
-@dataclass(frozen=True)
-class Concat:
-    """Channels side by side, in the order of the inputs."""
-
-    widths: tuple[int, ...]
-
-    def forward(self, inputs: list[States]) -> States:
-        return np.concatenate(inputs)
-
-    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
-        return np.split(need, np.cumsum(self.widths)[:-1])
-
-    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
-        starts = np.cumsum((0, *self.widths[:-1]))
-        parts = np.split(wanted, np.cumsum(self.widths)[:-1])
-        present = [np.flatnonzero(part) for part in parts]
-        return present, np.concatenate([p + start for p, start in zip(present, starts, strict=True)])
-
-    def strength(self, inputs: list[Strengths]) -> Strengths:
-        return np.concatenate(inputs)
-
-    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
-        ends = np.cumsum(self.widths)
-        which = int(np.searchsorted(ends, channel, side="right"))
-        return which, channel - int(ends[which] - self.widths[which])
-
-
-@dataclass(frozen=True, eq=False)
-class Route:
-    """Output channel j is input channel ``source[j]``, or 0 where that is -1: channel padding and slicing."""
+    Behind the first input may come tensors that the operation reads along with it: a norm's own weight and offset.
+    """
 
     width: int
-    source: Layout
 
     def forward(self, inputs: list[States]) -> States:
-        return np.where(self.source >= 0, inputs[0][self.source], ZERO)
+        return np.full(self.width, LIVE)
 
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
-        needed = np.zeros(self.width, dtype=bool)
-        needed[self.source[need & (self.source >= 0)]] = True
-        return [needed]
+        return [np.full(len(states), need.any()) for states in inputs]
 
-    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
-        if len(inputs[0]) == self.width:  # nothing was removed: the operation stays as it is
-            return [inputs[0]], np.arange(len(self.source))
-        present = np.flatnonzero(wanted)
-        return [self.source[present]], present
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
+        # A gate right behind would have to close channels of a value that must stay whole: attach.py puts none here.
+        if not wanted.any():
+            return inputs, inputs[0][:0]
+        return [np.arange(len(state)) for state in states], np.arange(self.width)
 
     def strength(self, inputs: list[Strengths]) -> Strengths:
-        return np.where(self.source >= 0, inputs[0][self.source], -np.inf)
+        return np.full(self.width, inputs[0].max())
 
     def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
-        return 0, int(self.source[channel])
+        return 0, int(inputs[0].argmax())
 
 
-@dataclass(frozen=True)
-class Flatten:
-    """Each channel becomes ``block`` neighbouring features."""
-
-    block: int
-
-    def forward(self, inputs: list[States]) -> States:
-        return inputs[0].repeat(self.block)
-
-    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
-        return [np.any(need.reshape(-1, self.block), axis=1)]
-
-    def layout(self, inputs: list[Layout], wanted: Needs, opened: Needs) -> tuple[list[Layout], Layout]:
-        channels = np.flatnonzero(wanted) // self.block
-        present = np.union1d(channels, inputs[0]) if len(channels) else channels
-        return [present], (present[:, None] * self.block + np.arange(self.block)).ravel()
-
-    def strength(self, inputs: list[Strengths]) -> Strengths:
-        return inputs[0].repeat(self.block)
-
-    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
-        return 0, channel // self.block
+def _filled(layout: Layout, length: int) -> Layout:
+    return np.concatenate([layout, np.full(length - len(layout), -1)])

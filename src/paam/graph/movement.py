@@ -1,16 +1,24 @@
-"""Channel rules of operations that move channels: joined, cut, padded, spread over features."""
+"""Channel rules of operations that move channels: joined, cut, padded, reshaped.
+
+What a reshaping does to channels is not derived but observed: every element is given the number of its channel, the
+operation is applied to these numbers, and the result tells along which axis channels now lie and in which order.
+"""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
-from torch import fx
+import torch
+from torch import Tensor, fx
 
-from paam.graph.flows import LIVE, ZERO, Concat, Flatten, Pass, Route
-from paam.graph.site import Op, Site
+from paam.graph.flows import LIVE, ZERO, Pass
+from paam.graph.joins import Concat, Flatten, Gather, Route
+from paam.graph.site import Op, Site, Tangle
 from paam.graph.trace import Shape
+
+SIZED = ("view", "reshape", torch.reshape)
+"""Operations that may hold the number of channels as a literal."""
 
 
 def concat(site: Site) -> Op:
@@ -18,34 +26,92 @@ def concat(site: Site) -> Op:
     axis = site.axis(parts[0])
     if site.argument(1, "dim", 0) % len(site.shape(parts[0])) != axis:
         raise site.refusal("it joins another axis than the channels'")
+    if any(site.axis(part) != axis for part in parts):
+        raise site.refusal("its inputs have their channels on different axes")
     return site.op(Concat(tuple(site.width(part) for part in parts)), *parts)
 
 
-def flatten(site: Site) -> Op:
-    shape, axis = site.shape(site.x), site.axis(site.x)
-    return site.op(Flatten(math.prod(shape[axis + 1 :])), axis=_flat_axis(site, shape, axis))
+def reshape(site: Site) -> Op | Tangle:
+    """view, flatten, permute, squeeze and their kin: one rule for all that only moves values about."""
+    tangle = site.tangles.get(site.x.name)
+    origin = tangle.origin if tangle is not None else site.x
+    before = tangle.numbers if tangle is not None else _numbers(site.shape(origin), site.axis(origin))
+    after = _apply(site, before)
+    shape, width = tuple(after.shape), site.width(origin)
+    found = _channel_axis(after)
+    if found is None:
+        return Tangle(origin, after)
+    axis, source = found
+    if tangle is not None:
+        same_elsewhere = [s for i, s in enumerate(shape) if i != axis] == [
+            s for i, s in enumerate(site.shape(origin)) if i != site.axis(origin)
+        ]
+        if axis != site.axis(origin) or not same_elsewhere:
+            raise site.refusal(
+                f"together with the reshapings before, it turns {list(site.shape(origin))} into {list(shape)}"
+            )
+        return site.op(Route(width, source), origin, axis=axis)
+    literal = site.node.target in SIZED and _literal(site, axis)
+    if np.array_equal(source, np.arange(width)):
+        return site.op(Pass(), axis=axis, literal=literal)
+    block = len(source) // width
+    if np.array_equal(source, np.arange(width).repeat(block)):
+        return site.op(Flatten(block), axis=axis, literal=literal)
+    raise site.refusal("it reorders channels in a way that is not known")
 
 
-def _flat_axis(site: Site, shape: Shape, axis: int) -> int:
-    if axis != 1 or site.shape() != (shape[0], math.prod(shape[1:])):
-        raise site.refusal(
-            f"it turns {list(shape)} into {list(site.shape())}; only [N, C, ...] to [N, features] is known"
-        )
-    return 1
+def _numbers(shape: Shape, axis: int) -> Tensor:
+    """The channel number of every element of a tensor."""
+    view = [1] * len(shape)
+    view[axis] = shape[axis]
+    return torch.arange(shape[axis]).view(view).expand(shape).contiguous()
 
 
-def view(site: Site) -> Op:
-    sizes = site.node.args[1:]
+def _apply(site: Site, numbers: Tensor) -> Tensor:
+    """Run the operation itself on channel numbers; sizes are those of the example."""
+
+    def concrete(value: Any) -> Any:
+        return numbers if value is site.x else site.traced.numbers[value.name] if isinstance(value, fx.Node) else value
+
+    args = fx.map_arg(site.node.args, concrete)
+    kwargs = fx.map_arg(site.node.kwargs, concrete)
+    if site.module is not None:
+        result = site.module(*args, **kwargs)
+    elif site.node.op == "call_method":
+        result = getattr(args[0], str(site.node.target))(*args[1:], **kwargs)
+    else:
+        assert callable(site.node.target)
+        result = site.node.target(*args, **kwargs)
+    assert isinstance(result, Tensor)
+    return result
+
+
+def _channel_axis(numbers: Tensor) -> tuple[int, np.ndarray[Any, np.dtype[np.int64]]] | None:
+    """The axis along which alone the channel number changes, with the numbers along it."""
+    for axis in range(1, numbers.dim()):
+        rows = numbers.movedim(axis, 0).flatten(1)
+        if (rows == rows[:, :1]).all() and (rows.shape[0] > 1 or bool((numbers == numbers.flatten()[0]).all())):
+            return axis, rows[:, 0].numpy()
+    return None
+
+
+def _literal(site: Site, axis: int) -> bool:
+    sizes: tuple[Any, ...] = site.node.args[1:]
     if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
         sizes = tuple(sizes[0])
-    if len(sizes) != 2 or sizes[1] != -1:
-        raise site.refusal("its last size must be -1, so that it holds for fewer channels too")
-    return flatten(site)
+    return isinstance(sizes[axis], int) and sizes[axis] != -1
 
 
-def index(site: Site) -> Op:
+def index(site: Site) -> Op | Tangle:
+    source = site.node.args[0]
+    if isinstance(source, fx.Node) and source.target in PARTS:
+        return _part(site, source)
     key: Any = site.node.args[1]
     keys = key if isinstance(key, tuple) else (key,)
+    if any(key is None for key in keys):
+        if all(key is None or key == slice(None) or key is Ellipsis for key in keys):
+            return reshape(site)
+        raise site.refusal("it cuts and adds axes at once; do it in two steps")
     if not all(isinstance(key, slice) for key in keys):
         raise site.refusal("only slices such as x[:, :, ::2, ::2] are known")
     axis, width = site.axis(site.x), site.width(site.x)
@@ -56,6 +122,26 @@ def index(site: Site) -> Op:
     if any(isinstance(bound, fx.Node) for bound in (keys[axis].start, keys[axis].stop, keys[axis].step)):
         raise site.refusal("the bounds of its channel slice are computed from a tensor's shape; write them as numbers")
     return site.op(Route(width, np.arange(width)[keys[axis]]))
+
+
+PARTS = ("chunk", torch.chunk, "split", torch.split)
+
+
+def _part(site: Site, source: fx.Node) -> Op:
+    """One part of x.chunk(n, 1) or x.split(sizes, 1)."""
+    x = source.args[0]
+    assert isinstance(x, fx.Node)
+    name = "split_size" if source.target == "split" else "split_size_or_sections"
+    sizes = source.args[1] if len(source.args) > 1 else source.kwargs.get(name, source.kwargs.get("chunks"))
+    dim = source.args[2] if len(source.args) > 2 else source.kwargs.get("dim", 0)
+    axis, width = site.axis(x), site.width(x)
+    if not isinstance(dim, int) or dim % len(site.shape(x)) != axis:
+        raise site.refusal("it cuts another axis than the channels'")
+    cut: Any = torch.chunk if source.target in ("chunk", torch.chunk) else torch.split
+    concrete: Any = fx.map_arg(sizes, lambda node: site.traced.numbers[node.name])
+    parts = cut(torch.arange(width), concrete if isinstance(concrete, int) else list(concrete))
+    number: Any = site.node.args[1]
+    return site.op(Route(width, parts[number].numpy()), x)
 
 
 def pad(site: Site) -> Op:
@@ -75,3 +161,19 @@ def pad(site: Site) -> Op:
     missing = np.full((2, max(before, after)), -1)
     source = np.concatenate([missing[0, :before], np.arange(width), missing[1, :after]])
     return site.op(Route(width, source))
+
+
+def pixel_shuffle(site: Site) -> Op:
+    factor: Any = site.module.upscale_factor if site.module is not None else site.argument(1, "upscale_factor", 1)
+    return site.op(Gather(factor**2))
+
+
+def pixel_unshuffle(site: Site) -> Op:
+    factor: Any = site.module.downscale_factor if site.module is not None else site.argument(1, "downscale_factor", 1)
+    return site.op(Flatten(factor**2))
+
+
+RESHAPES = (
+    *("view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze", "contiguous", "unflatten"),
+    *(torch.reshape, torch.flatten, torch.permute, torch.transpose, torch.squeeze, torch.unsqueeze),
+)

@@ -16,45 +16,63 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from paam.errors import GraphError
-from paam.graph.elementwise import add, average_pool, mean, pointwise, unchanged
+from paam.graph import elementwise, layers, movement
 from paam.graph.flows import Sink, Source
-from paam.graph.layers import BATCH_NORMS, CONVOLUTIONS, batch_norm, convolution, linear
-from paam.graph.movement import concat, flatten, index, pad, view
-from paam.graph.site import Op, Site
-from paam.graph.trace import Traced
+from paam.graph.layers import BATCH_NORMS, CONVOLUTIONS, INSTANCE_NORMS, TRANSPOSED
+from paam.graph.site import Op, Site, Tangle
+from paam.graph.trace import Traced, function_name
 
-Rule = Callable[[Site], Op]
+Rule = Callable[[Site], Op | Tangle]
 
 POINTWISE = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh),
-    *(nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Threshold),
+    *(nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Threshold, nn.Hardshrink),
+    *(nn.Softshrink, nn.Tanhshrink, F.hardshrink, F.softshrink, F.tanhshrink),
     *(F.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish, F.sigmoid, F.tanh),
     *(F.hardswish, F.hardsigmoid, F.hardtanh, F.softplus, F.softsign, F.logsigmoid, F.threshold),
-    *(torch.relu, torch.sigmoid, torch.tanh, torch.abs, operator.neg, "relu", "sigmoid", "tanh", "abs"),
+    *(torch.relu, torch.sigmoid, torch.tanh, torch.abs, torch.exp, torch.sqrt, torch.square, torch.clamp, torch.sin),
+    *(operator.neg, operator.pow, torch.pow, torch.neg, torch.cos),
+    *("relu", "sigmoid", "tanh", "abs", "exp", "sqrt", "square", "clamp", "neg", "pow", "float", "half", "double"),
 )
 UNCHANGED = (
-    *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
-    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d),
+    *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, F.max_pool1d, F.max_pool2d, F.max_pool3d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
     *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
-    *(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, "contiguous"),
+    *(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
+    *(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d),
+    *(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, F.interpolate, F.upsample),
+    *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d),
+    "torchvision.ops.stochastic_depth.stochastic_depth",
 )
+AVERAGES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
+MIXING_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, F.layer_norm, F.group_norm, F.local_response_norm)
 
 RULES: dict[Any, Rule] = {
-    **dict.fromkeys(CONVOLUTIONS, convolution),
-    nn.Linear: linear,
-    **dict.fromkeys(BATCH_NORMS, batch_norm),
-    **dict.fromkeys(POINTWISE, pointwise),
-    **dict.fromkeys(UNCHANGED, unchanged),
-    **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d), average_pool),
-    **dict.fromkeys((torch.mean, "mean"), mean),
-    **dict.fromkeys((operator.add, torch.add, "add"), add),
-    **dict.fromkeys((torch.cat, torch.concat), concat),
-    **dict.fromkeys((nn.Flatten, torch.flatten, "flatten"), flatten),
-    **dict.fromkeys(("view", "reshape", torch.reshape), view),
-    operator.getitem: index,
-    F.pad: pad,
+    **dict.fromkeys(CONVOLUTIONS, layers.convolution),
+    **dict.fromkeys(TRANSPOSED, layers.transposed_convolution),
+    nn.Linear: layers.linear,
+    **dict.fromkeys(BATCH_NORMS, layers.batch_norm),
+    **dict.fromkeys(INSTANCE_NORMS, layers.instance_norm),
+    **dict.fromkeys(MIXING_NORMS, layers.mixing_norm),
+    **dict.fromkeys(POINTWISE, elementwise.pointwise),
+    **dict.fromkeys(UNCHANGED, elementwise.unchanged),
+    **dict.fromkeys(AVERAGES, elementwise.average_pool),
+    nn.PReLU: elementwise.parametric_relu,
+    **dict.fromkeys((nn.Softmax, F.softmax, torch.softmax, "softmax"), elementwise.softmax),
+    **dict.fromkeys((torch.mean, "mean"), elementwise.mean),
+    **dict.fromkeys((operator.add, torch.add, "add"), elementwise.add),
+    **dict.fromkeys((operator.sub, torch.sub, "sub"), elementwise.subtract),
+    **dict.fromkeys((operator.mul, torch.mul, "mul"), elementwise.multiply),
+    **dict.fromkeys((operator.truediv, torch.div, "div"), elementwise.divide),
+    **dict.fromkeys((torch.cat, torch.concat), movement.concat),
+    nn.Flatten: movement.reshape,
+    **dict.fromkeys(movement.RESHAPES, movement.reshape),
+    operator.getitem: movement.index,
+    F.pad: movement.pad,
+    **dict.fromkeys((nn.PixelShuffle, F.pixel_shuffle), movement.pixel_shuffle),
+    **dict.fromkeys((nn.PixelUnshuffle, F.pixel_unshuffle), movement.pixel_unshuffle),
 }
 
 
@@ -62,6 +80,7 @@ def bind(traced: Traced) -> tuple[Op, ...]:
     """Every value of the graph that carries channels, with its flow, in the order of execution."""
     ops: list[Op] = []
     axes: dict[str, int] = {}
+    tangles: dict[str, Tangle] = {}
     called: dict[str, str] = {}
     for node in traced.module.graph.nodes:
         if node.op == "output":
@@ -70,21 +89,31 @@ def bind(traced: Traced) -> tuple[Op, ...]:
         if node.name not in traced.shapes:
             continue  # a size or another number: it is computed anew from the smaller tensors
         module = traced.module.get_submodule(node.target) if node.op == "call_module" else None
-        site = Site(node, module, traced.shapes, axes)
-        if node.op == "placeholder":
-            op = _input(site)
-        else:
-            rule = RULES.get(type(module) if module is not None else node.target)
-            if rule is None:
-                raise site.refusal("it has no channel rule")
-            op = rule(site)
-            if module is not None and (any(True for _ in module.parameters()) or any(True for _ in module.buffers())):
-                if node.target in called:
-                    raise site.refusal("the same layer is called twice")
-                called[node.target] = node.name
-        axes[node.name] = op.axis
-        ops.append(op)
+        site = Site(node, module, traced, axes, tangles)
+        found = _rule(site)(site)
+        if isinstance(found, Tangle):
+            tangles[node.name] = found
+            continue
+        if module is not None and (any(True for _ in module.parameters()) or any(True for _ in module.buffers())):
+            if node.target in called:
+                raise site.refusal("the same layer is called twice")
+            called[node.target] = node.name
+        axes[node.name] = found.axis
+        ops.append(found)
     return tuple(ops)
+
+
+def _rule(site: Site) -> Rule:
+    node = site.node
+    if node.op == "placeholder":
+        return _input
+    if node.op == "get_attr":
+        return elementwise.stored
+    key = type(site.module) if site.module is not None else node.target
+    rule = RULES.get(key) or RULES.get(function_name(key))
+    if rule is None:
+        raise site.refusal("it has no channel rule")
+    return rule
 
 
 def _input(site: Site) -> Op:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from paam.errors import GraphError
 from paam.graph.flows import Flow
-from paam.graph.trace import Shape, function_name
+from paam.graph.trace import Shape, Traced, function_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +21,8 @@ class Op:
     inputs: tuple[fx.Node, ...]
     axis: int
     module: nn.Module | None = None
+    literal: bool = False
+    """The number of channels is written into the operation itself, as in x.view(-1, 512)."""
 
     @property
     def name(self) -> str:
@@ -28,13 +30,29 @@ class Op:
 
 
 @dataclass(frozen=True)
+class Tangle:
+    """A value in which channels lie across several axes, as between the two views of a channel shuffle.
+
+    ``numbers``: for every element, of which channel of ``origin`` it is; the value's own shape.
+    """
+
+    origin: fx.Node
+    numbers: Tensor
+
+
+@dataclass(frozen=True)
 class Site:
-    """What a rule may look at: the node, its module, shapes, and the channel axes found so far."""
+    """What a rule may look at: the node, its module, the trace, and the channel axes and tangles found so far."""
 
     node: fx.Node
     module: nn.Module | None
-    shapes: dict[str, Shape]
+    traced: Traced
     axes: dict[str, int]
+    tangles: dict[str, Tangle]
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return self.traced.shapes
 
     @property
     def x(self) -> fx.Node:
@@ -54,14 +72,16 @@ class Site:
         return self.shapes[(node or self.node).name]
 
     def axis(self, node: fx.Node) -> int:
+        if node.name not in self.axes:
+            raise self.refusal(f"its input '{node.name}' has its channels spread over several axes")
         return self.axes[node.name]
 
     def width(self, node: fx.Node) -> int:
         return self.shape(node)[self.axis(node)]
 
-    def op(self, flow: Flow, *inputs: fx.Node, axis: int | None = None) -> Op:
+    def op(self, flow: Flow, *inputs: fx.Node, axis: int | None = None, literal: bool = False) -> Op:
         inputs = inputs or (self.x,)
-        return Op(self.node, flow, inputs, self.axis(inputs[0]) if axis is None else axis, self.module)
+        return Op(self.node, flow, inputs, self.axis(inputs[0]) if axis is None else axis, self.module, literal)
 
     def refusal(self, why: str) -> GraphError:
         """The error for an operation that the rules do not cover: what, where, what to do."""

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-from paam.graph.flows import CONST, LIVE, ZERO, Add, Layout, Mix, Needs, Route, States
+from paam.graph.flows import CONST, LIVE, ZERO, Layout, Mix, Needs, States
+from paam.graph.joins import Add, Route
 from paam.graph.site import Op
-from paam.graph.trace import Traced, positions
+from paam.graph.trace import Traced, attribute, positions
 
 Masks = Mapping[str, Needs]
 """Node name -> True for channels whose gate is open. Nodes without a gate are absent."""
@@ -36,7 +37,22 @@ class Settled:
     constants: tuple[Layout, ...]
     wanted: tuple[Layout, ...]
     out: Layout
+    width: int
     folded: bool
+
+    @property
+    def refill(self) -> Layout | None:
+        """Where the outputs of a grouped convolution stand, when its groups had to be filled up to one length."""
+        flow = self.op.flow
+        assert isinstance(flow, Mix)
+        length = flow.rows_per_group(self.out)
+        groups = flow.active(self.out)
+        if len(self.out) == length * len(groups):
+            return None
+        group_of = self.out // (flow.outputs // flow.groups)
+        within = np.concatenate([np.arange((group_of == g).sum()) for g in groups])
+        places: Layout = np.searchsorted(groups, group_of) * length + within
+        return places
 
     @property
     def offsets(self) -> int:
@@ -51,7 +67,9 @@ class Settled:
         flow = self.op.flow
         routed = isinstance(flow, Route) and len(self.wanted[0]) < flow.width
         padded = isinstance(flow, Mix) and flow.padded and self.folded
-        return routed or padded or not len(self.out) or any(m is not None for m in self.maps)
+        uneven = isinstance(flow, Mix) and flow.groups > 1 and not flow.depthwise and self.refill is not None
+        literal = self.op.literal and len(self.out) < self.width
+        return routed or padded or uneven or literal or not len(self.out) or any(m is not None for m in self.maps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,17 +108,18 @@ def solve(ops: Sequence[Op], masks: Masks) -> Solution:
         is_output = op.node.op == "output"
         wanted = np.zeros(0, dtype=bool) if is_output else needs[op.name] & (states[op.name] == LIVE)
         opened = masks.get(op.name, np.ones(len(wanted), dtype=bool))
-        layouts, out = op.flow.layout([present[node.name] for node in op.inputs], wanted, opened)
+        before = [states[node.name] for node in op.inputs]
+        layouts, out = op.flow.layout([present[node.name] for node in op.inputs], before, wanted, opened)
         steps = [_align(present[n.name], states[n.name], w) for n, w in zip(op.inputs, layouts, strict=True)]
         folded = False
-        if isinstance(op.flow, Mix) and not op.flow.depthwise:
+        if isinstance(op.flow, Mix) and op.flow.groups == 1:
             absent = np.ones(op.flow.inputs, dtype=bool)
             absent[layouts[0]] = False
             folded = bool((states[op.inputs[0].name][absent] == CONST).any())
         if not is_output:
             present[op.name] = out
         maps, constants = tuple(m for m, _ in steps), tuple(c for _, c in steps)
-        settled.append(Settled(op, maps, constants, tuple(layouts), out, folded))
+        settled.append(Settled(op, maps, constants, tuple(layouts), out, len(wanted), folded))
     return Solution(tuple(settled), states)
 
 
@@ -110,8 +129,8 @@ def _align(present: Layout, states: States, wanted: Layout) -> tuple[Layout | No
         return None, wanted[:0]
     place = np.full(len(states), -1)
     place[present] = np.arange(len(present))
-    index = place[wanted]
-    missing = wanted[index < 0]
+    index = np.where(wanted >= 0, place[wanted], -1)
+    missing = wanted[(index < 0) & (wanted >= 0)]
     return index, missing[states[missing] == CONST]
 
 
@@ -128,6 +147,8 @@ def predicted_cost(traced: Traced, solution: Solution) -> Cost:
     params = macs = 0
     if not solution.rewired:  # the network keeps its class, and with it the layers that its forward() never calls
         called = {id(p) for step in solution.settled if step.op.module for p in step.op.module.parameters()}
+        nodes = (step.op.node for step in solution.settled)
+        called |= {id(attribute(traced.model, str(node.target))) for node in nodes if node.op == "get_attr"}
         params += sum(p.numel() for p in traced.model.parameters() if id(p) not in called)
     for step in solution.settled:
         op = step.op
@@ -138,8 +159,8 @@ def predicted_cost(traced: Traced, solution: Solution) -> Cost:
             step_params, step_macs = _mix_cost(traced, step, op.flow)
             params += step_params
             macs += step_macs
-        elif op.module is not None:
-            params += _per_channel_parameters(op.module) * len(step.out)
+        else:
+            params += _own_parameters(traced, op, step.width, len(step.out))
     return Cost(params, macs)
 
 
@@ -147,13 +168,24 @@ def _mix_cost(traced: Traced, step: Settled, flow: Mix) -> tuple[int, int]:
     module = step.op.module
     assert module is not None
     kernel = math.prod(getattr(module, "kernel_size", (1,)))
-    columns = 1 if flow.depthwise else len(step.wanted[0]) + (step.folded and flow.padded)
     biased = flow.biased or (step.folded and not flow.padded)
     rows = len(step.out)
+    if flow.depthwise:
+        columns = 1
+    elif flow.groups == 1:
+        columns = len(step.wanted[0]) + (step.folded and flow.padded)
+    else:
+        groups = len(flow.active(step.out))
+        columns, rows = len(step.wanted[0]) // groups, groups * flow.rows_per_group(step.out)
     weights = rows * columns * kernel
-    return weights + rows * biased, weights * positions(traced.shapes[step.op.name], step.op.axis)
+    spread = step.op.inputs[0].name if flow.transposed else step.op.name
+    return weights + rows * biased, weights * positions(traced.shapes[spread], step.op.axis)
 
 
-def _per_channel_parameters(module: nn.Module) -> int:
-    """Learned numbers per channel of a layer that treats channels one by one: 2 for a batch norm, 0 for a ReLU."""
-    return sum(1 for _ in module.parameters(recurse=False))
+def _own_parameters(traced: Traced, op: Op, width: int, present: int) -> int:
+    """Learned numbers of an operation that has some for each of its channels, or one for all, or none."""
+    if op.node.op == "get_attr":
+        value = attribute(traced.model, str(op.node.target))
+        return value.numel() * present // width if isinstance(value, nn.Parameter) else 0
+    own = op.module.parameters(recurse=False) if op.module is not None else ()
+    return sum(present if p.numel() == width else p.numel() for p in own)

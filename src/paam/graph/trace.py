@@ -23,11 +23,15 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Traced:
-    """A model as a graph. ``module`` shares the model's parameters; ``shapes`` holds tensor values by node name."""
+    """A model as a graph, by node name: ``shapes`` of its tensors, and ``numbers``, such as sizes, for the example.
+
+    ``module`` shares the model's parameters.
+    """
 
     model: nn.Module
     module: fx.GraphModule
     shapes: dict[str, Shape]
+    numbers: dict[str, Any]
     examples: tuple[Tensor, ...]
 
     @property
@@ -56,7 +60,8 @@ def trace(model: nn.Module, example_inputs: Tensor | Sequence[Tensor]) -> Traced
     _follow_training_flag(model, graph, training)
     module = fx.GraphModule(model, graph, type(model).__name__)
     _make_functional(module)
-    return Traced(model, module, _record_shapes(model, module, examples), examples)
+    recorder = _record(model, module, examples)
+    return Traced(model, module, recorder.shapes, recorder.numbers, examples)
 
 
 def _follow_training_flag(model: nn.Module, graph: fx.Graph, training: fx.Graph) -> None:
@@ -157,20 +162,23 @@ def positions(shape: Shape, axis: int) -> int:
     return math.prod(shape[1:]) // shape[axis]
 
 
-class _ShapeRecorder(fx.Interpreter):
+class _Recorder(fx.Interpreter):
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
         self.extra_traceback = False
         self.shapes: dict[str, Shape] = {}
+        self.numbers: dict[str, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         if isinstance(value, Tensor):
             self.shapes[n.name] = tuple(value.shape)
+        elif isinstance(value, int | torch.Size):
+            self.numbers[n.name] = value
         return value
 
 
-def _record_shapes(model: nn.Module, module: fx.GraphModule, examples: tuple[Tensor, ...]) -> dict[str, Shape]:
+def _record(model: nn.Module, module: fx.GraphModule, examples: tuple[Tensor, ...]) -> _Recorder:
     """Run model and graph on random inputs of the examples' shapes; they must agree."""
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     if len(examples) > len(inputs):
@@ -179,7 +187,7 @@ def _record_shapes(model: nn.Module, module: fx.GraphModule, examples: tuple[Ten
     randoms = tuple(
         torch.randn(x.shape, generator=generator).to(x) if x.is_floating_point() else x.clone() for x in examples
     )
-    recorder = _ShapeRecorder(module)
+    recorder = _Recorder(module)
     try:
         with evaluating(model), evaluating(module), torch.no_grad():
             truth = model(*(x.clone() for x in randoms))
@@ -198,7 +206,7 @@ def _record_shapes(model: nn.Module, module: fx.GraphModule, examples: tuple[Ten
             f"{type(model).__name__} computes something else than its traced graph: it changes a value in place while a"
             " view or an alias of it is still read; use the copying form of that operation."
         )
-    return recorder.shapes
+    return recorder
 
 
 def _blame(model: nn.Module, error: Exception) -> str:
@@ -218,3 +226,9 @@ def function_name(target: Any) -> str:
     if isinstance(target, str):
         return f"Tensor.{target}"
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}".lstrip(".")
+
+
+def attribute(model: nn.Module, target: str) -> Any:
+    """What a get_attr node reads: "layer.scale" of the model."""
+    owner, _, name = target.rpartition(".")
+    return getattr(model.get_submodule(owner), name)

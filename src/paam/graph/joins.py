@@ -1,0 +1,202 @@
+"""Flows of operations that join several values, or move channels about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paam.graph.flows import CONST, LIVE, ZERO, Layout, Layouts, Needs, States, Strengths
+
+
+@dataclass(frozen=True)
+class Add:
+    """Sum of equally wide values. Each may hold other channels: this is where independent streams meet."""
+
+    def forward(self, inputs: list[States]) -> States:
+        stacked = np.stack(inputs)
+        out = np.where((stacked == ZERO).all(0), ZERO, CONST)
+        out[(stacked == LIVE).any(0)] = LIVE
+        return out
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        return [need] * len(inputs)
+
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
+        present = np.flatnonzero(wanted)
+        return [present] * len(inputs), present
+
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        best: Strengths = np.maximum.reduce(inputs)
+        return best
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        return int(np.argmax([strength[channel] for strength in inputs])), channel
+
+
+@dataclass(frozen=True)
+class Zip:
+    """Any function of equally numbered channels: products, differences, sums that broadcast over the map.
+
+    Each input holds the wanted channels, constants filled in. ``zero_wins``: a zero in any of them makes the result
+    zero. An input of width 1 serves all channels.
+    """
+
+    widths: tuple[int, ...]
+    zero_wins: bool
+
+    @property
+    def width(self) -> int:
+        return max(self.widths)
+
+    def forward(self, inputs: list[States]) -> States:
+        stacked = np.stack([np.broadcast_to(state, self.width) for state in inputs])
+        zero = (stacked == ZERO).any(0) if self.zero_wins else (stacked == ZERO).all(0)
+        constant = (stacked != LIVE).all(0)
+        return np.where(zero, ZERO, np.where(constant, CONST, LIVE)).astype(np.int8)
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        return [need if width == self.width else np.full(width, need.any()) for width in self.widths]
+
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
+        present = np.flatnonzero(wanted)
+        one = np.arange(1 if len(present) else 0)
+        return [present if width == self.width else one for width in self.widths], present
+
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        # A factor that became a constant still lets the others through.
+        best: Strengths = np.maximum.reduce([np.broadcast_to(strength, self.width) for strength in inputs])
+        return inputs[0] + np.zeros(self.width) if self.zero_wins else best
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        values = [strength[channel if len(strength) > 1 else 0] for strength in inputs]
+        which = 0 if self.zero_wins else int(np.argmax(values))
+        return which, channel if self.widths[which] > 1 else 0
+
+
+@dataclass(frozen=True)
+class Concat:
+    """Channels side by side, in the order of the inputs."""
+
+    widths: tuple[int, ...]
+
+    def forward(self, inputs: list[States]) -> States:
+        return np.concatenate(inputs)
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        return np.split(need, np.cumsum(self.widths)[:-1])
+
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
+        starts = np.cumsum((0, *self.widths[:-1]))
+        parts = np.split(wanted, np.cumsum(self.widths)[:-1])
+        present = [np.flatnonzero(part) for part in parts]
+        return present, np.concatenate([p + start for p, start in zip(present, starts, strict=True)])
+
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        return np.concatenate(inputs)
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        ends = np.cumsum(self.widths)
+        which = int(np.searchsorted(ends, channel, side="right"))
+        return which, channel - int(ends[which] - self.widths[which])
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """Output channel j is input channel ``source[j]``, or 0 where that is -1: channel padding and slicing."""
+
+    width: int
+    source: Layout
+
+    def forward(self, inputs: list[States]) -> States:
+        return np.where(self.source >= 0, inputs[0][self.source], ZERO)
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        needed = np.zeros(self.width, dtype=bool)
+        needed[self.source[need & (self.source >= 0)]] = True
+        return [needed]
+
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
+        if len(inputs[0]) == self.width:  # nothing was removed: the operation stays as it is
+            return [inputs[0]], np.arange(len(self.source))
+        present = np.flatnonzero(wanted)
+        return [self.source[present]], present
+
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        return np.where(self.source >= 0, inputs[0][self.source], -np.inf)
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        return 0, int(self.source[channel])
+
+
+@dataclass(frozen=True)
+class Flatten:
+    """Each channel becomes ``block`` neighbouring features."""
+
+    block: int
+
+    def forward(self, inputs: list[States]) -> States:
+        return inputs[0].repeat(self.block)
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        return [np.any(need.reshape(-1, self.block), axis=1)]
+
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
+        channels = np.flatnonzero(wanted) // self.block
+        present = np.union1d(channels, inputs[0]) if len(channels) else channels
+        return [present], (present[:, None] * self.block + np.arange(self.block)).ravel()
+
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        return inputs[0].repeat(self.block)
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        return 0, channel // self.block
+
+
+@dataclass(frozen=True)
+class Gather:
+    """``block`` neighbouring channels become one, spread over a larger map: pixel shuffle."""
+
+    block: int
+
+    def forward(self, inputs: list[States]) -> States:
+        blocks = inputs[0].reshape(-1, self.block)
+        # Constants of one block differ, so that together they are no constant.
+        return np.where((blocks == ZERO).all(1), ZERO, LIVE).astype(np.int8)
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        return [need.repeat(self.block)]
+
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
+        present = np.flatnonzero(wanted)
+        return [(present[:, None] * self.block + np.arange(self.block)).ravel()], present
+
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        best: Strengths = inputs[0].reshape(-1, self.block).max(1)
+        return best
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        block = inputs[0][channel * self.block : (channel + 1) * self.block]
+        return 0, channel * self.block + int(block.argmax())
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A parameter or buffer of the model that has channels: it is cut to what is wanted."""
+
+    width: int
+
+    def forward(self, inputs: list[States]) -> States:
+        return np.full(self.width, LIVE)
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        return []
+
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
+        return [], np.flatnonzero(wanted)
+
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        return np.full(self.width, -np.inf)  # no path starts here
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        raise AssertionError("a path does not start at a parameter")
