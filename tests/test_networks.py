@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -409,3 +410,46 @@ def test_accuracy_leaves_modes_alone() -> None:
     assert accuracy(model, [(X, torch.zeros(2, dtype=torch.int64))]) in (0.0, 50.0, 100.0)
     assert model.training
     assert not model.norm.training
+
+
+class NormAct(nn.BatchNorm2d):
+    """A batch norm with an activation in it, which counts its batches by itself, as some model zoos have it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        return F.silu(F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.training))
+
+
+class SquashingNorm(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).softmax(1)
+
+
+class SamePadded(nn.Conv2d):
+    """Pads by what the input's size asks for: nothing that could be traced, but a convolution all the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        missing = max((math.ceil(x.shape[-1] / 2) - 1) * 2 + 3 - x.shape[-1], 0)
+        return F.conv2d(F.pad(x, (0, missing, 0, missing)), self.weight, self.bias, 2)
+
+
+class Standardized(nn.Conv2d):
+    """Its weights are normalised over inputs: with fewer of them every weight is another one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(x, weight / weight.std((1, 2, 3), keepdim=True), self.bias, 1, 1)
+
+
+def test_layers_built_upon_known_ones_are_tried_out() -> None:
+    check(ConstantsReach(nn.Sequential(NormAct(8), SamePadded(8, 8, 3, 2))))
+    model = ConstantsReach(NormAct(8)).double().train()
+    prepare(model, X)
+    assert model.middle.num_batches_tracked == 0
+    for middle, message in (
+        (SquashingNorm(8), "more than treat channels one by one"),
+        (Standardized(8, 8, 3), "its weights depend on each other"),
+    ):
+        with pytest.raises(GraphError, match=message):
+            prepare(ConstantsReach(middle).double(), X)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
+import torch
 from torch import nn
 
+from paam.errors import one_line
 from paam.graph.flows import CONST, Mix, Pass, Whole
 from paam.graph.site import Op, Site
 
@@ -17,13 +22,20 @@ def convolution(site: Site) -> Op:
     conv = site.module
     _check_weight(site)
     assert isinstance(conv, CONVOLUTIONS)
+    # Somebody's own convolution may pad in its own way: then constants are never folded.
+    padded = _padding(conv) if type(conv) in CONVOLUTIONS else True
+    _try_shrinking(site, conv.in_channels, conv.out_channels, conv.groups)
+    return site.op(Mix(conv.in_channels, conv.out_channels, conv.groups, conv.bias is not None, padded), axis=1)
+
+
+def _padding(conv: Any) -> bool:
+    """Whether zero padding makes constants uneven."""
     if conv.padding == "same":
         padded = any((k - 1) * d > 0 for k, d in zip(conv.kernel_size, conv.dilation, strict=True))
     else:
         padded = conv.padding != "valid" and any(conv.padding)
     # Every other padding mode repeats values of the channel itself, and so leaves a constant channel constant.
-    padded &= conv.padding_mode == "zeros"
-    return site.op(Mix(conv.in_channels, conv.out_channels, conv.groups, conv.bias is not None, padded), axis=1)
+    return bool(padded and conv.padding_mode == "zeros")
 
 
 def transposed_convolution(site: Site) -> Op:
@@ -44,6 +56,7 @@ def linear(site: Site) -> Op:
     layer = site.module
     _check_weight(site)
     assert isinstance(layer, nn.Linear)
+    _try_shrinking(site, layer.in_features, layer.out_features, 1)
     dims = len(site.shape(site.x))
     if site.axis(site.x) != dims - 1:
         raise site.refusal("it reads another axis than the channels'")
@@ -55,6 +68,8 @@ def batch_norm(site: Site) -> Op:
     assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
     if not norm.track_running_stats:
         raise site.refusal("without running statistics its output depends on the batch")
+    if type(norm) not in BATCH_NORMS:
+        _try_channels(site)
     return site.op(Pass(zero=CONST))
 
 
@@ -66,3 +81,43 @@ def mixing_norm(site: Site) -> Op:
     """Norms that read all channels, or groups of them: what they read is made whole again."""
     own = [node for node in site.node.all_input_nodes if node is not site.x and node.name in site.axes]
     return site.op(Whole(site.width(site.x)), site.x, *own)
+
+
+def _try_channels(site: Site) -> None:
+    """Somebody's own norm, one with an activation in it, say: each channel must depend on itself alone."""
+    norm = copy.deepcopy(site.module).cpu().double().eval()  # type: ignore[union-attr]
+    if any(True for child in norm.children() for _ in child.parameters()):
+        raise site.refusal("it holds further layers with parameters")
+    shape = site.shape(site.x)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    x[:, 0] = 0.25
+    other = x.clone()
+    other[:, 1:] = torch.randn(other[:, 1:].shape, generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        first, second = norm(x.clone())[:, 0], norm(other)[:, 0]
+    if not (torch.equal(first, second) and torch.equal(first, first.flatten()[0].expand_as(first))):
+        raise site.refusal("built upon a batch norm, it does more than treat channels one by one")
+
+
+def _try_shrinking(site: Site, inputs: int, outputs: int, groups: int) -> None:
+    """Somebody's own convolution or linear layer: cut to half of its channels it must compute half of what it did."""
+    if type(site.module) in (*CONVOLUTIONS, nn.Linear):
+        return
+    layer: Any = copy.deepcopy(site.module).cpu().double().eval()  # type: ignore[union-attr]
+    shape = site.shape(site.x)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    columns = inputs // 2 if groups == 1 else inputs
+    rows = max(outputs // 2, 1) if groups == 1 else outputs
+    x.narrow(site.axis(site.x), columns, inputs - columns).zero_()
+    with torch.no_grad():
+        whole = layer(x.clone())
+        layer.weight = nn.Parameter(layer.weight[:rows, :columns] if groups == 1 else layer.weight)
+        layer.bias = None if layer.bias is None else nn.Parameter(layer.bias[:rows])
+        try:
+            cut = layer(x.narrow(site.axis(site.x), 0, columns))
+        except Exception as error:  # whatever the layer makes of fewer channels
+            raise site.refusal(f"it does not run with fewer channels ({one_line(error)})") from error
+    axis = 1 if not isinstance(layer, nn.Linear) else whole.dim() - 1
+    if columns and not torch.allclose(cut, whole.narrow(axis, 0, rows), rtol=1e-9, atol=1e-12):
+        raise site.refusal("with fewer channels it computes something else: its weights depend on each other")

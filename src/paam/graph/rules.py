@@ -20,7 +20,7 @@ from paam.graph import elementwise, layers, movement
 from paam.graph.flows import Sink, Source
 from paam.graph.layers import BATCH_NORMS, CONVOLUTIONS, INSTANCE_NORMS, TRANSPOSED
 from paam.graph.site import Op, Site, Tangle
-from paam.graph.trace import Traced, function_name
+from paam.graph.trace import LAYERS, Traced, function_name
 
 Rule = Callable[[Site], Op | Tangle]
 
@@ -109,7 +109,10 @@ def _rule(site: Site) -> Rule:
         return _input
     if node.op == "get_attr":
         return elementwise.stored
-    key = type(site.module) if site.module is not None else node.target
+    if isinstance(site.module, LAYERS):  # anybody's own kind of a known layer is taken for that layer, and tried out
+        key: Any = next((kind for kind in type(site.module).__mro__ if kind in RULES), None)
+    else:
+        key = type(site.module) if site.module is not None else node.target
     rule = RULES.get(key) or RULES.get(function_name(key))
     if rule is None:
         raise site.refusal("it has no channel rule")

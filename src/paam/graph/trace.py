@@ -52,9 +52,9 @@ def trace(model: nn.Module, example_inputs: Tensor | Sequence[Tensor]) -> Traced
     examples = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     try:
         with evaluating(model):
-            graph = fx.Tracer().trace(model)
-        with _mode(model, True):
-            training = fx.Tracer().trace(model)
+            graph = _Tracer().trace(model)
+        with _mode(model, True), _buffers_kept(model):
+            training = _Tracer().trace(model)
     except Exception as error:  # tracing runs the user's forward(): anything can come out of it
         raise GraphError(_blame(model, error)) from error
     _follow_training_flag(model, graph, training)
@@ -62,6 +62,31 @@ def trace(model: nn.Module, example_inputs: Tensor | Sequence[Tensor]) -> Traced
     _make_functional(module)
     recorder = _record(model, module, examples)
     return Traced(model, module, recorder.shapes, recorder.numbers, examples)
+
+
+LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm)
+
+
+class _Tracer(fx.Tracer):
+    """Looks into modules as far as torch's own, and not into anybody's layers built upon a convolution or a batch norm.
+
+    Whether such a layer still behaves like the one it is built upon is tried out in layers.py.
+    """
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, LAYERS) or super().is_leaf_module(m, module_qualified_name)
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """A forward() that counts its batches counts while it is traced in training mode: undo that."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
 
 
 def _follow_training_flag(model: nn.Module, graph: fx.Graph, training: fx.Graph) -> None:
