@@ -16,6 +16,8 @@ from paam.graph.site import Op, Site
 def pointwise(site: Site, x: fx.Node | None = None) -> Op:
     """Any function of single values: whether it maps zero to zero is found by applying it to zero."""
     x = x or site.x
+    if any(node is not x and node.target != "training" for node in site.node.all_input_nodes):
+        raise site.refusal("it reads something else that the model computes")
     zero = torch.zeros(1)
     args: Any = fx.map_arg(site.node.args, lambda node: zero if node is x else None)
     kwargs: Any = fx.map_arg(site.node.kwargs, lambda node: zero if node is x else None)
