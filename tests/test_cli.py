@@ -427,6 +427,11 @@ def test_a_stopped_run_says_how_to_go_on(cli, monkeypatch):
     monkeypatch.setattr(paam.cli, "run", stopped)
     done = cli("prune", DIGITS, *QUICK, "--out=out")
     assert done.code == 130
+    assert "nothing to resume" in done.err
+    Path("out/checkpoints").mkdir(parents=True)
+    Path("out/checkpoints/epoch-000003.safetensors").touch()
+    done = cli("prune", DIGITS, *QUICK, "--out=out", "--resume")
+    assert done.code == 130
     assert "--resume" in done.err
     assert "Traceback" not in done.err
 

@@ -75,14 +75,17 @@ def prune(
 ) -> Pruned:
     """Train, prune and fine-tune a classifier. ``model`` is copied, not changed.
 
-    train, val: batches of images and labels. Exactly one target, as a share of the dense network that may remain,
-    or a threshold on scores. ``schedule``: epochs of each phase; start with ``Schedule(warmup=0, ...)`` from a
-    trained network. ``recipe``: everything else (optimisers, scorer, penalty, ...). ``on_event`` is told of every
-    epoch.
+    train, val: batches of images and labels. Exactly one target (or the recipe's own), as a share of the dense
+    network that may remain, or a threshold on scores. ``schedule``: epochs of each phase; start with
+    ``Schedule(warmup=0, ...)`` from a trained network. ``recipe``: everything else (optimisers, scorer, penalty,
+    ...). ``on_event`` is told of every epoch.
     """
+    given = (threshold, keep_filters, keep_macs, keep_params)
+    target = recipe.target if recipe is not None and given == (None,) * 4 else Target(*given)
     recipe = recipe or Recipe()
-    target = Target(threshold, keep_filters, keep_macs, keep_params)
     recipe = dataclasses.replace(recipe, target=target, schedule=schedule or recipe.schedule)
+    if not hasattr(train, "__len__"):
+        raise DataError("The training loader must know its length, as a DataLoader or a list of batches does.")
     device = find_device(device)
     first = next(iter(train), None)
     if first is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from paam.errors import ArtifactError
+from paam.errors import ArtifactError, GraphError
 from paam.files import read_tensors, write_atomically, write_tensors
 from paam.network import prepare
 from paam.plan import Plan, recall_plan
@@ -32,12 +32,15 @@ def save(small: nn.Module, directory: str | Path) -> None:
 
 
 def load(directory: str | Path, model: nn.Module) -> nn.Module:
-    """The pruned network of a directory. ``model``: a fresh one of the original architecture, which is not changed."""
+    """The pruned network of a directory, in evaluation mode. ``model``: any of the original architecture."""
     directory = Path(directory)
     plan = Plan.read(directory / PLAN_FILE)
     parameter = next(model.parameters(), torch.empty(0))
     examples = tuple(torch.zeros(shape, dtype=parameter.dtype, device=parameter.device) for shape in plan.inputs)
-    network = prepare(model, examples, placement=plan.placement, streams=plan.streams)
+    try:
+        network = prepare(model, examples, placement=plan.placement, streams=plan.streams)
+    except GraphError as error:
+        raise ArtifactError(f"The model is not the one that {directory} was made from: {error}") from error
     small = network.compact(plan)
     state, header = read_tensors(directory / WEIGHTS_FILE, KIND)
     if header.get("plan") != plan.digest:
@@ -48,4 +51,4 @@ def load(directory: str | Path, model: nn.Module) -> nn.Module:
         name = wrong[0] if wrong else next(name for name in state if name not in expected)
         raise ArtifactError(f"{directory / WEIGHTS_FILE} does not fit the model at '{name}'; is it the right one?")
     small.load_state_dict(state)
-    return small
+    return small.eval()

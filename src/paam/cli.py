@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from paam.errors import PaamError, RecipeError
+from paam.errors import ArtifactError, PaamError, RecipeError
 from paam.recipe import load_recipe, parse_override, shipped_recipes
 from paam.record import Event, read_record
 from paam.report.console import Progressing, summary
-from paam.train.run import RECORD_FILE, portable, run
+from paam.train.checkpoint import checkpoints
+from paam.train.run import CHECKPOINTS, RECORD_FILE, portable, run
 from paam.version import __version__
 
 app = typer.Typer(
@@ -29,7 +30,10 @@ app = typer.Typer(
 DEMO_RECIPE = "digits-resnet20-kq"
 
 Seed = Annotated[int, typer.Option(help="Seed of weights, data order and augmentation.")]
-Share = Annotated[float | None, typer.Option(help="Share of the dense network that may remain, 0 to 1.")]
+
+
+def _share(of: str) -> Any:
+    return typer.Option(help=f"Share of the dense network's {of} that may remain, 0 to 1.")
 
 
 @app.callback(invoke_without_command=True)
@@ -45,11 +49,12 @@ def demo(
     seed: Seed = 0,
 ) -> None:
     """Prune ResNet-20 to half of its MACs on the embedded digits, from random init, in under two minutes."""
+    if out.is_dir() and any(out.iterdir()) and not _holds_demo(out):
+        raise ArtifactError(f"The directory {out} holds something else than an earlier demo; choose another --out.")
     _prune(
         DEMO_RECIPE,
         {},
         out,
-        hint="run it again to start over",
         seed=seed,
         device="cpu",
         resume=False,
@@ -65,9 +70,9 @@ def demo(
 def prune(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe (see [bold]paam recipes[/]) or a path to a .toml.")],
     data: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
-    keep_macs: Share = None,
-    keep_params: Share = None,
-    keep_filters: Share = None,
+    keep_macs: Annotated[float | None, _share("MACs")] = None,
+    keep_params: Annotated[float | None, _share("parameters")] = None,
+    keep_filters: Annotated[float | None, _share("filters")] = None,
     threshold: Annotated[float | None, typer.Option(help="Filters scored below this fall.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the recipe; repeatable.")
@@ -89,8 +94,7 @@ def prune(
     if data is not None:
         overrides["data.directory"] = str(data)
     out = out or Path("runs") / f"{Path(recipe).stem}-seed{seed}"
-    hint = "the same command with --resume, and without --overwrite, goes on"
-    _prune(recipe, overrides, out, hint=hint, seed=seed, device=device, resume=resume, overwrite=overwrite)
+    _prune(recipe, overrides, out, seed=seed, device=device, resume=resume, overwrite=overwrite)
 
 
 @app.command(epilog="Example:  paam recipes")
@@ -102,15 +106,18 @@ def recipes() -> None:
     Console().print(table)
 
 
-def _prune(recipe: str, overrides: dict[str, Any], out: Path, *, hint: str, seed: int, **options: Any) -> None:
-    """Run a recipe in front of the user. ``hint``: what to do after Ctrl-C."""
+def _prune(recipe: str, overrides: dict[str, Any], out: Path, *, seed: int, **options: Any) -> None:
+    """Run a recipe in front of the user."""
     console = Console()
     loaded = load_recipe(recipe, overrides)
     try:
         with Progressing(console) as progress:
             events: list[Event] = run(loaded, out, seed=seed, watch=progress.event, on_step=progress.step, **options)
     except KeyboardInterrupt:
-        _complain(f"stopped; {hint}.")
+        if checkpoints(out / CHECKPOINTS):
+            _complain(f"stopped; the same options with --resume go on with {out}, from its last checkpoint.")
+        else:
+            _complain("stopped before the first checkpoint; there is nothing to resume yet.")
         raise typer.Exit(130) from None
     console.print(summary(events))
     console.print(f"\nartifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors", highlight=False)

@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from paam.errors import GraphError, one_line
+from paam.graph.channel_map import ChannelMap, NoChannels, OnesChannel
 
 Shape = tuple[int, ...]
 
@@ -50,6 +51,11 @@ class Traced:
 def trace(model: nn.Module, example_inputs: Tensor | Sequence[Tensor]) -> Traced:
     """Trace the model and record shapes. The model is left as it was found."""
     examples = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    if any(isinstance(module, ChannelMap | OnesChannel | NoChannels) for module in model.modules()):
+        raise GraphError(
+            "This network was pruned before and holds index maps, which cannot be pruned a second time yet; prune the"
+            " original network to the smaller target, or use streams='tied', which needs no maps."
+        )
     try:
         with evaluating(model):
             graph = _Tracer().trace(model)

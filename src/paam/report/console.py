@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -54,6 +56,9 @@ class Progressing:
         if kind == "start":
             self.total = event["epochs"]
             self._say(start_line(event))
+        elif kind == "resumed":
+            self.epoch = event["epoch"]
+            self._say(f"resumed after epoch {event['epoch']}")
         elif kind == "scores":
             self.lines["scores"] = f"scores    0 {sparkline(event)} 1"
         elif kind == "selection":
@@ -124,8 +129,9 @@ def _headline(start: Event, end: Event) -> Table:
     table.add_column("")
     for name in (f"dense ({dense['trained']})", "pruned", "change"):
         table.add_column(name, justify="right")
-    gain = pruned["accuracy"] - dense["accuracy"]
-    table.add_row("test accuracy", f"{dense['accuracy']:.2f} %", f"{pruned['accuracy']:.2f} %", f"{gain:+.2f} points")
+    fair = dense["trained"] == "the same epochs"
+    gain = f"{pruned['accuracy'] - dense['accuracy']:+.2f} points" if fair else "not comparable"
+    table.add_row("test accuracy", f"{dense['accuracy']:.2f} %", f"{pruned['accuracy']:.2f} %", gain)
     for key, label in (("params", "parameters"), ("macs", "MACs (conv + fc)")):
         removed = 100 * (1 - pruned[key] / dense[key])
         table.add_row(label, f"{dense[key]:,}", f"{pruned[key]:,}", f"-{removed:.1f} %")
@@ -146,7 +152,7 @@ def _layers(start: Event, end: Event, bar: int = 32) -> Table:
     table.add_column("of", justify="right")
     table.add_column("")
     for name, (kept, width) in end["kept_filters"].items():
-        full = round(bar * kept / width)
+        full = math.ceil(bar * kept / width)  # a single filter shows, none does not
         stream = " (stream)" if start["groups"][name]["stream"] else ""
         row = f"[green]{'█' * full}[/][dim]{'░' * (bar - full)}[/]"
         table.add_row(escape(name) + stream, str(kept), str(width), row)

@@ -78,8 +78,8 @@ def _run(
     if saved is None:
         emit(_start_event(recipe, seed, device, pruner, data))
     else:
-        for event in read_record(out / RECORD_FILE):
-            watch(event)
+        watch(of_kind(read_record(out / RECORD_FILE), "start")[0])
+        watch({"event": "resumed", "epoch": first})
     normalize = Normalization(data.mean, data.std)
     settings = recipe.data
     batches = TrainingBatches(
@@ -244,6 +244,8 @@ def _start_event(recipe: Recipe, seed: int, device: str, pruner: Pruner, data: D
         "recipe": portable(recipe),
         "epochs": recipe.schedule.total,
         "samples": sizes,
+        "classes": data.classes,
+        "normalization": {"mean": data.mean, "std": data.std},
         "monitor": "holdout" if data.holdout else "test",
         "dense": {"params": dense.params, "macs": dense.macs},
         "groups": {g.name: {"width": g.width, "stream": g.stream} for g in pruner.network.groups},
@@ -268,6 +270,7 @@ def _finish(engine: Engine, test: EvaluationBatches, example: Tensor, out: Path,
             "latency_ms": asdict(latency[name]),
             "uncounted": counted.uncounted,
         }
-    results["dense"]["trained"] = "the same epochs" if engine.control is not None else "warm-up only"
+    alone = "warm-up only" if engine.recipe.schedule.warmup else "as it came"
+    results["dense"]["trained"] = "the same epochs" if engine.control is not None else alone
     kept = {name: [len(k.filters), k.width] for name, k in plan.groups.items()}
     emit({"event": "end", "latency_batch": len(example), "kept_filters": kept, **results})
