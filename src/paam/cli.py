@@ -15,7 +15,7 @@ from paam.recipe import load_recipe, parse_override, shipped_recipes
 from paam.record import Event, read_record
 from paam.report.console import Progressing, summary
 from paam.train.checkpoint import checkpoints
-from paam.train.run import CHECKPOINTS, RECORD_FILE, portable, run
+from paam.train.run import CHECKPOINTS, RECORD_FILE, run
 from paam.version import __version__
 
 app = typer.Typer(
@@ -139,6 +139,6 @@ def _complain(sentence: str) -> None:
 def _holds_demo(out: Path) -> bool:
     """Whether a directory holds an earlier demo, which a new one may replace."""
     try:
-        return bool(read_record(out / RECORD_FILE)[0]["recipe"] == portable(load_recipe(DEMO_RECIPE)))
+        return str(read_record(out / RECORD_FILE)[0]["command"]).startswith("paam demo")
     except (PaamError, LookupError, TypeError):
         return False

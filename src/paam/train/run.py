@@ -168,7 +168,7 @@ def _check_directory(out: Path, recipe: Recipe, seed: int, *, resume: bool, over
         raise ArtifactError(f"There is no run in {out} to resume; start it without --resume.")
     events = read_record(out / RECORD_FILE)
     start = of_kind(events, "start")
-    if not start or start[0]["seed"] != seed or start[0]["recipe"] != portable(recipe):
+    if not start or start[0]["seed"] != seed or start[0]["recipe"] != _portable(recipe):
         raise ArtifactError(
             f"The run in {out} was started with another recipe or seed; repeat its command and add --resume"
             " (its record.jsonl begins with both)."
@@ -219,7 +219,7 @@ def _build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str) -> Prun
     return pruner
 
 
-def portable(recipe: Recipe) -> dict[str, Any]:
+def _portable(recipe: Recipe) -> dict[str, Any]:
     """The recipe as plain data, without where the data lies: a run may go on where they lie elsewhere."""
     tree = asdict(recipe)
     del tree["data"]["directory"]
@@ -241,7 +241,7 @@ def _start_event(recipe: Recipe, seed: int, device: str, pruner: Pruner, data: D
         "device": device,
         "seed": seed,
         "command": " ".join(["paam", *sys.argv[1:]]),
-        "recipe": portable(recipe),
+        "recipe": _portable(recipe),
         "epochs": recipe.schedule.total,
         "samples": sizes,
         "classes": data.classes,
