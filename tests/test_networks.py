@@ -201,6 +201,12 @@ class Apply(nn.Module):
         return self.function(x)
 
 
+def shifted(norm: nn.Module) -> nn.Module:
+    """A norm whose offsets are away from zero."""
+    nn.init.uniform_(norm.bias, 0.2, 0.8)
+    return norm
+
+
 MIDDLES = {
     "sigmoid": nn.Sigmoid(),
     "average pool, padding counted": nn.AvgPool2d(3, 1, 1),
@@ -220,6 +226,7 @@ MIDDLES = {
     "norm over channels and map": nn.LayerNorm([8, 8, 8]),
     "local response norm": nn.LocalResponseNorm(3),
     "instance norm": nn.InstanceNorm2d(8),
+    "instance norm with offsets": shifted(nn.InstanceNorm2d(8, affine=True)),
     "prelu": nn.PReLU(8),
     "prelu with one slope": nn.PReLU(),
     "grouped": nn.Conv2d(8, 8, 3, padding=1, groups=2),
