@@ -179,12 +179,16 @@ def test_exact(name: str, streams: str) -> None:
 
 
 class ConstantsReach(nn.Module):
-    """The first convolution has two readers, so its gate stands right behind it, and the norm makes constants of it."""
+    """The first convolution has two readers, so its gate stands right behind it, and the norm makes constants of it.
 
-    def __init__(self, middle: nn.Module) -> None:
+    Without the norm, zeros reach the operation in the middle.
+    """
+
+    def __init__(self, middle: nn.Module, norm: bool = True) -> None:
         super().__init__()
         width = middle(torch.zeros(2, 8, 8, 8)).shape[1]
-        self.first, self.norm, self.middle, self.second = conv(3, 8), nn.BatchNorm2d(8), middle, conv(width, 6)
+        self.first, self.middle, self.second = conv(3, 8), middle, conv(width, 6)
+        self.norm = nn.BatchNorm2d(8) if norm else nn.Identity()
         self.head, self.side = nn.Linear(6, 4), nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -241,9 +245,10 @@ MIDDLES = {
 }
 
 
+@pytest.mark.parametrize("norm", [True, False], ids=["constants", "zeros"])
 @pytest.mark.parametrize("name", MIDDLES)
-def test_constants_reach_the_operation(name: str) -> None:
-    check(ConstantsReach(MIDDLES[name]))
+def test_constants_and_zeros_reach_the_operation(name: str, norm: bool) -> None:
+    check(ConstantsReach(copy.deepcopy(MIDDLES[name]).float(), norm))
 
 
 def alias_of_inplace(m: Net, x: Tensor) -> Tensor:
