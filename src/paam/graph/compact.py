@@ -19,9 +19,8 @@ from torch import Tensor, fx, nn
 from paam.errors import GraphError
 from paam.gates import apply_gate
 from paam.graph.channel_map import ChannelMap, NoChannels, OnesChannel
-from paam.graph.flows import CONST, Layout, Mix
+from paam.graph.flows import CONST, Layout, Mix, Pass
 from paam.graph.joins import Add, Concat, Route, Stored
-from paam.graph.layers import BATCH_NORMS, INSTANCE_NORMS
 from paam.graph.site import Op
 from paam.graph.solve import Masks, Settled, Solution, solve
 from paam.graph.trace import Traced, evaluating
@@ -85,12 +84,8 @@ class _Builder:
                 self._shrink_mix(step, op.flow, node)
             elif isinstance(op.flow, Stored):
                 _shrink_stored(self.root, str(op.node.target), op.axis, step.out)
-            elif isinstance(op.module, nn.PReLU) and op.module.num_parameters > 1:
-                op_module: Any = self.root.get_submodule(str(op.node.target))
-                op_module.weight = nn.Parameter(op_module.weight.detach()[torch.from_numpy(step.out)])
-                op_module.num_parameters = len(step.out)
-            elif isinstance(op.module, BATCH_NORMS + INSTANCE_NORMS):
-                _shrink_norm(self.root.get_submodule(str(op.node.target)), step.out)
+            elif isinstance(op.flow, Pass) and op.module is not None:
+                _shrink_per_channel(self.root.get_submodule(str(op.node.target)), step.width, step.out)
 
     def finish(self, rewired: bool) -> nn.Module:
         if not rewired:
@@ -255,14 +250,17 @@ def _set_mix(layer: Any, weight: Tensor, bias: Tensor | None, groups: int) -> No
         layer.groups = groups
 
 
-def _shrink_norm(norm: Any, layout: Layout) -> None:
+def _shrink_per_channel(layer: Any, width: int, layout: Layout) -> None:
+    """Cut what a layer holds for each channel: statistics, scales and offsets of a norm, slopes of a PReLU."""
     rows = torch.from_numpy(layout)
-    norm.num_features = len(layout)
-    for name, value in (*norm.named_parameters(), *norm.named_buffers()):
-        if value.dim():
+    for count in ("num_features", "num_parameters"):
+        if getattr(layer, count, None) == width:
+            setattr(layer, count, len(layout))
+    for name, value in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
+        if value.shape == (width,):
             kept = value.detach()[rows]
             is_parameter = isinstance(value, nn.Parameter)
-            setattr(norm, name, nn.Parameter(kept, value.requires_grad) if is_parameter else kept)
+            setattr(layer, name, nn.Parameter(kept, value.requires_grad) if is_parameter else kept)
 
 
 class _Observer(fx.Interpreter):

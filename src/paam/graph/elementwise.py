@@ -107,12 +107,7 @@ def _joint(site: Site, left: Any, right: Any, *, zero_wins: bool) -> Op:
 def _with_number(site: Site, x: fx.Node, other: Any) -> Op:
     if isinstance(other, fx.Node):
         raise site.refusal("one side is a number that the model computes")
-    assert callable(site.node.target) or site.node.op == "call_method"
     return pointwise(site, x)
-
-
-def parametric_relu(site: Site) -> Op:
-    return site.op(Pass())
 
 
 def softmax(site: Site) -> Op:

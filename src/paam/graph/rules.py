@@ -35,6 +35,7 @@ POINTWISE = (
     *("relu", "sigmoid", "tanh", "abs", "exp", "sqrt", "square", "clamp", "neg", "pow", "float", "half", "double"),
 )
 UNCHANGED = (
+    nn.PReLU,
     *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, F.max_pool1d, F.max_pool2d, F.max_pool3d),
@@ -59,7 +60,6 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(POINTWISE, elementwise.pointwise),
     **dict.fromkeys(UNCHANGED, elementwise.unchanged),
     **dict.fromkeys(AVERAGES, elementwise.average_pool),
-    nn.PReLU: elementwise.parametric_relu,
     **dict.fromkeys((nn.Softmax, F.softmax, torch.softmax, "softmax"), elementwise.softmax),
     **dict.fromkeys((torch.mean, "mean"), elementwise.mean),
     **dict.fromkeys((operator.add, torch.add, "add"), elementwise.add),
