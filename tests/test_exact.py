@@ -120,8 +120,6 @@ def test_whole_blocks_removed_leave_their_offset() -> None:
     assert len(convolutions) == 1
     with torch.no_grad():
         assert relative_error(small(x), masked_resnet(model, x, choice, "sum")) < TOLERANCE
-        dropped = masked_resnet(model, x, choice, "sum") - small(x)
-    assert float(dropped.abs().max()) < TOLERANCE
 
 
 def test_offsets_matter() -> None:

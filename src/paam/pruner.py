@@ -24,7 +24,6 @@ from paam.activations import activation as find_activation
 from paam.errors import PaamError, RecipeError, TargetError
 from paam.gates import Gate, Mode, by_filter, filter_rows
 from paam.graph.attach import GATES, GatedModel, attach
-from paam.graph.solve import Cost
 from paam.network import Choice, prepare
 from paam.plan import Plan
 from paam.scorers import LEARNING_RATES, check_scorer, make_scorer
@@ -161,13 +160,6 @@ class Pruner:
                 raise PaamError("Nothing is selected yet: run weighting(keep_macs=...) or select(...) first.")
             plan = self.selection.plan
         return self.network.compact(plan)
-
-    @property
-    def cost(self) -> Cost:
-        """Parameters and MACs of what the current selection keeps (of the dense network before any)."""
-        if self.selection is None:
-            return self.network.dense
-        return self.network.cost(self.network.choice(self.selection.plan))
 
     @contextmanager
     def _phase(self, mode: Mode, *, train_scorers: bool) -> Iterator[None]:

@@ -89,7 +89,7 @@ def _joint(site: Site, left: Any, right: Any, *, zero_wins: bool) -> Op:
     """A function of two values with equally numbered channels, one of which may be plain or broadcast."""
     sides = [side for side in (left, right) if isinstance(side, fx.Node) and side.name in site.shapes]
     if len(sides) == 1:
-        return _with_number(site, sides[0], right if sides[0] is left else left)
+        return pointwise(site, sides[0])
     if any(side.name not in site.axes for side in sides):
         raise site.refusal("one side has its channels spread over several axes")
     total = len(site.shape())
@@ -102,12 +102,6 @@ def _joint(site: Site, left: Any, right: Any, *, zero_wins: bool) -> Op:
     ordered = sorted(sides, key=lambda side: -site.width(side)) if zero_wins else sides
     flow = Zip(tuple(site.width(side) for side in ordered), zero_wins)
     return site.op(flow, *ordered, axis=(axes or {site.axis(sides[0]) - total}).pop() + total)
-
-
-def _with_number(site: Site, x: fx.Node, other: Any) -> Op:
-    if isinstance(other, fx.Node):
-        raise site.refusal("one side is a number that the model computes")
-    return pointwise(site, x)
 
 
 def softmax(site: Site) -> Op:

@@ -96,30 +96,30 @@ def solve(ops: Sequence[Op], masks: Masks) -> Solution:
             states[op.name] = state
 
     needs = {name: np.zeros(len(state), dtype=bool) for name, state in states.items()}
+    wanted: dict[Op, Needs] = {}  # channels that somebody needs and that are not constant anyway
     for op in reversed(ops):
-        wanted = needs[op.name] & (states[op.name] == LIVE) if op.node.op != "output" else np.zeros(0, dtype=bool)
+        is_output = op.node.op == "output"
+        wanted[op] = np.zeros(0, dtype=bool) if is_output else needs[op.name] & (states[op.name] == LIVE)
         inputs = [states[node.name] for node in op.inputs]
-        for node, need in zip(op.inputs, op.flow.backward(wanted, inputs), strict=True):
+        for node, need in zip(op.inputs, op.flow.backward(wanted[op], inputs), strict=True):
             needs[node.name] |= need
 
     present: dict[str, Layout] = {}
     settled: list[Settled] = []
     for op in ops:
-        is_output = op.node.op == "output"
-        wanted = np.zeros(0, dtype=bool) if is_output else needs[op.name] & (states[op.name] == LIVE)
-        opened = masks.get(op.name, np.ones(len(wanted), dtype=bool))
+        opened = masks.get(op.name, np.ones(len(wanted[op]), dtype=bool))
         before = [states[node.name] for node in op.inputs]
-        layouts, out = op.flow.layout([present[node.name] for node in op.inputs], before, wanted, opened)
+        layouts, out = op.flow.layout([present[node.name] for node in op.inputs], before, wanted[op], opened)
         steps = [_align(present[n.name], states[n.name], w) for n, w in zip(op.inputs, layouts, strict=True)]
         folded = False
         if isinstance(op.flow, Mix) and op.flow.groups == 1:
             absent = np.ones(op.flow.inputs, dtype=bool)
             absent[layouts[0]] = False
             folded = bool((states[op.inputs[0].name][absent] == CONST).any())
-        if not is_output:
+        if op.node.op != "output":
             present[op.name] = out
         maps, constants = tuple(m for m, _ in steps), tuple(c for _, c in steps)
-        settled.append(Settled(op, maps, constants, tuple(layouts), out, len(wanted), folded))
+        settled.append(Settled(op, maps, constants, tuple(layouts), out, len(wanted[op]), folded))
     return Solution(tuple(settled), states)
 
 

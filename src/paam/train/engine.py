@@ -82,8 +82,7 @@ class Engine:
         if phase.name == "score" and last:
             scores = {name: [round(s, 4) for s in v.tolist()] for name, v in self.pruner.scores().items()}
             self.emit({"event": "scores", "epoch": epoch, "cycle": phase.cycle, "scores": scores})
-        dense, cost = self.pruner.network.dense, self.pruner.cost
-        kept = phase.name not in ("warmup", "control")
+        chosen = self.pruner.selection if phase.name not in ("warmup", "control") else None
         self.emit(
             {
                 "event": "epoch",
@@ -93,8 +92,8 @@ class Engine:
                 "loss": loss,
                 "lr": float(optimizer.param_groups[0]["lr"]),
                 "accuracy": accuracy,
-                "kept_params": cost.params / dense.params if kept else 1.0,
-                "kept_macs": cost.macs / dense.macs if kept else 1.0,
+                "kept_params": 1.0 if chosen is None else chosen.kept_params,
+                "kept_macs": 1.0 if chosen is None else chosen.kept_macs,
                 "seconds": time.perf_counter() - start,
             }
         )

@@ -139,7 +139,7 @@ def find_device(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.ones(1, device=name).item()  # "meta" holds no values to train
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError) as error:
         there = "cpu" + (f", cuda (0 to {torch.cuda.device_count() - 1})" if torch.cuda.is_available() else "")
         raise DeviceError(f"The device '{name}' is not there; this machine has: {there}.") from error
     return name
