@@ -150,7 +150,56 @@ def channel_softmax(m: Net, x: Tensor) -> Tensor:
     return m.fc(m.b(F.relu(m.a(x)).softmax(1)).mean((2, 3)))
 
 
+def computed_slice(m: Net, x: Tensor) -> Tensor:
+    h = F.relu(m.a(x))
+    return m.fc(m.c(h[:, : h.shape[1] // 2]).mean((2, 3)))
+
+
+def channel_and_spatial_attention(m: Net, x: Tensor) -> Tensor:
+    h = F.relu(m.a(x))
+    seen = h.mean(1, keepdim=True) + torch.max(h, dim=1, keepdim=True)[0]
+    return m.fc(m.b(h * torch.sigmoid(seen).expand_as(h)).sum(dim=(2, 3)))
+
+
+def stacked(m: Net, x: Tensor) -> Tensor:
+    paths = torch.stack([F.relu(m.a(x)), torch.sigmoid(m.a(x))], dim=1)
+    return m.fc(m.b(paths.sum(1)).amax((2, 3)))
+
+
+def norm_with_its_own_tensors(m: Net, x: Tensor) -> Tensor:
+    n = m.norm
+    h = F.batch_norm(m.a(x), n.running_mean, n.running_var, n.weight, n.bias, False, 0.1, 1e-5)
+    return m.fc(m.b(F.relu(h)).mean((2, 3)))
+
+
+def branches_on_shapes(m: Net, x: Tensor) -> Tensor:
+    h = F.relu(m.a(x))
+    if x.shape[-1] > 4 and x.dim() == 4:
+        h = F.max_pool2d(h, int(h.shape[2] // 4))
+    for _ in range(len(x.shape) - 3):
+        h = m.b(h)
+    return m.fc(h.mean((2, 3)))
+
+
+def divided(m: Net, x: Tensor) -> Tensor:
+    h = F.relu(m.a(x))
+    h = F.normalize(h, dim=1) + h / (1 + h.mean(1, keepdim=True))
+    return F.log_softmax(m.fc(m.b(h).mean((2, 3))), dim=1)
+
+
+def converted(m: Net, x: Tensor) -> Tensor:
+    h = F.relu(m.a(x)).to(x.dtype).log1p()
+    return m.fc(m.b(h[:, :, None].expand(-1, -1, 2, -1, -1).mean(2)).mean((2, 3)))
+
+
 EXACT = {
+    "a slice with bounds from a shape": (computed_slice, 4),
+    "maximum and mean over channels": (channel_and_spatial_attention, 8),
+    "a stack": (stacked, 8),
+    "a batch norm called as a function": (norm_with_its_own_tensors, 8),
+    "branches on shapes": (branches_on_shapes, 8),
+    "normalised over channels, divided by a tensor": (divided, 8),
+    "converted and expanded": (converted, 8),
     "a value read again after a module changed it": (reuse_after_inplace, 8),
     "one value twice in a concatenation": (twice_in_concat, 8),
     "arguments given by keyword": (keyword_calls, 16),
@@ -212,6 +261,12 @@ def shifted(norm: nn.Module) -> nn.Module:
 
 
 MIDDLES = {
+    "sum over the map": Apply(lambda x: x.sum((2, 3), keepdim=True)),
+    "expanded": Apply(lambda x: x.mean((2, 3), keepdim=True).expand(-1, 8, 4, 4)),
+    "mean over channels, expanded": Apply(lambda x: x.mean(1, keepdim=True).expand(-1, 8, -1, -1)),
+    "normalised over channels": Apply(lambda x: F.normalize(x)),
+    "stacked and summed": Apply(lambda x: torch.stack((x, torch.sigmoid(x)), 2).sum(2)),
+    "log softmax over the map": Apply(lambda x: x.flatten(2).log_softmax(2).view(2, 8, 8, 8)),
     "sigmoid": nn.Sigmoid(),
     "average pool, padding counted": nn.AvgPool2d(3, 1, 1),
     "average pool, padding not counted": nn.AvgPool2d(3, 1, 1, count_include_pad=False),
@@ -273,11 +328,6 @@ def two_axes_sliced(m: Net, x: Tensor) -> Tensor:
     return m.fc(m.c(F.relu(m.a(x))[:, 1:7, ::2, ::2]).mean((2, 3)))
 
 
-def computed_slice(m: Net, x: Tensor) -> Tensor:
-    h = F.relu(m.a(x))
-    return m.fc(m.c(h[:, : h.shape[1] // 2]).mean((2, 3)))
-
-
 def training_only(m: Net, x: Tensor) -> Tensor:
     h = F.relu(m.a(x))
     if m.training:
@@ -296,7 +346,6 @@ REFUSED = {
     "a view of a value changed by a function": (view_of_inplace, 8, "in place while a view or an alias"),
     "an alias of a value changed by a module": (alias_of_inplace_module, 8, "in place while a view or an alias"),
     "a slice of two axes": (two_axes_sliced, 6, "two steps"),
-    "a slice with computed bounds": (computed_slice, 4, "write them as numbers"),
     "something done in training only": (training_only, 8, "takes another way in training"),
 }
 

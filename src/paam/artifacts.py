@@ -35,13 +35,10 @@ def load(directory: str | Path, model: nn.Module) -> nn.Module:
     """The pruned network of a directory, in evaluation mode. ``model``: any of the original architecture."""
     directory = Path(directory)
     plan = Plan.read(directory / PLAN_FILE)
-    parameter = next(model.parameters(), torch.empty(0))
-    examples = tuple(torch.zeros(shape, dtype=parameter.dtype, device=parameter.device) for shape in plan.inputs)
     try:
-        network = prepare(model, examples, placement=plan.placement, streams=plan.streams)
+        small = rebuild(model, plan)
     except GraphError as error:
         raise ArtifactError(f"The model is not the one that {directory} was made from: {error}") from error
-    small = network.compact(plan)
     state, header = read_tensors(directory / WEIGHTS_FILE, KIND)
     if header.get("plan") != plan.digest:
         raise ArtifactError(f"{directory / WEIGHTS_FILE} was written for another plan than the one beside it.")
@@ -52,3 +49,13 @@ def load(directory: str | Path, model: nn.Module) -> nn.Module:
         raise ArtifactError(f"{directory / WEIGHTS_FILE} does not fit the model at '{name}'; is it the right one?")
     small.load_state_dict(state)
     return small.eval()
+
+
+def rebuild(model: nn.Module, plan: Plan) -> nn.Module:
+    """The structure that a plan makes of a model, through all the prunings before it; weights are the model's."""
+    if plan.base is not None:
+        model = rebuild(model, plan.base)
+    parameter = next(model.parameters(), torch.empty(0))
+    examples = tuple(torch.zeros(shape, dtype=parameter.dtype, device=parameter.device) for shape in plan.inputs)
+    network = prepare(model, examples, placement=plan.placement, streams=plan.streams, ignore=plan.ignore)
+    return network.compact(plan)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from paam.graph.trace import evaluating
+from paam.graph.modes import evaluating
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Latency:
 def count(model: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Counted:
     """Count a model by running it once, in evaluation mode, on the example."""
     examples = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
-    counter = _Counter()
+    counter = MacCounter()
     with evaluating(model), torch.no_grad(), counter:
         model(*examples)
     params = sum(p.numel() for p in model.parameters())
@@ -102,7 +102,9 @@ COUNTERS: dict[Callable[..., Any], Callable[..., int]] = {
 }
 
 
-class _Counter(TorchFunctionMode):
+class MacCounter(TorchFunctionMode):
+    """Counts what runs inside: ``macs`` of the whole batch."""
+
     def __init__(self) -> None:
         super().__init__()
         self.macs = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,7 +21,7 @@ from paam.graph.rules import bind
 from paam.graph.site import Op
 from paam.graph.solve import Cost, predicted_cost, solve
 from paam.graph.trace import Traced, trace
-from paam.plan import Kept, Plan, remember_plan
+from paam.plan import Kept, Plan, recall_plan, remember_plan
 
 Choice = Mapping[str, NDArray[np.bool_]]
 """Group name -> True for each filter that stays."""
@@ -66,7 +66,10 @@ class Network:
             mask = choice[group.name]
             groups[group.name] = Kept(group.width, tuple(int(i) for i in np.flatnonzero(mask)))
         inputs = tuple(tuple(x.shape) for x in self.traced.examples)
-        return Plan(self.traced.fingerprint, inputs, self.placement, self.streams, groups)
+        traced = self.traced
+        return Plan(
+            traced.fingerprint, inputs, self.placement, self.streams, groups, traced.ignore, recall_plan(traced.model)
+        )
 
     def choice(self, plan: Plan) -> Choice:
         """The plan's masks, after checking that the plan was made for this architecture."""
@@ -106,13 +109,18 @@ def prepare(
     *,
     placement: str = "sum",
     streams: str = "independent",
+    ignore: Sequence[str] = (),
 ) -> Network:
-    """Trace a model and find its groups. The model is not changed, and its weights stay shared."""
+    """Trace a model and find its groups. The model is not changed, and its weights stay shared.
+
+    ``ignore``: names of modules, or of nodes of the graph, that are left alone: they read whole values, and nothing
+    in them is removed.
+    """
     if placement not in PLACEMENTS:
         raise RecipeError(f"There is no gate placement '{placement}'.{nearest(placement, PLACEMENTS)}")
     if streams not in STREAMS:
         raise RecipeError(f"There is no stream mode '{streams}'.{nearest(streams, STREAMS)}")
-    traced = trace(model, example_inputs)
+    traced = trace(model, example_inputs, ignore)
     ops = bind(traced)
     groups = find_groups(traced, ops, placement=placement, streams=streams)  # type: ignore[arg-type]
     return Network(traced, ops, groups, placement, streams)  # type: ignore[arg-type]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -9,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +21,7 @@ from paam.errors import ArtifactError
 from paam.files import parse_json, read_text
 
 FORMAT = "paam-plan"
-VERSION = 1
+VERSION = 2
 LARGEST_INPUT = 1 << 28
 """Values in an example input: a plan that names more is damaged."""
 
@@ -42,7 +45,7 @@ class Plan:
     """What stays of a network.
 
     ``fingerprint`` names the architecture, ``inputs`` the shapes it was traced with; placement and streams say
-    where gates stand.
+    where gates stand, ``ignore`` what was left alone. ``base``: the plan that had pruned the network before, if any.
     """
 
     fingerprint: str
@@ -50,6 +53,8 @@ class Plan:
     placement: str
     streams: str
     groups: Mapping[str, Kept]
+    ignore: tuple[str, ...] = ()
+    base: Plan | None = None
 
     @property
     def kept_filters(self) -> int:
@@ -65,9 +70,20 @@ class Plan:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        groups = {name: {"width": k.width, "keep": list(k.filters)} for name, k in self.groups.items()}
-        head = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint, "inputs": self.inputs}
-        return json.dumps({**head, "placement": self.placement, "streams": self.streams, "groups": groups})
+        return json.dumps(self._tree())
+
+    def _tree(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "fingerprint": self.fingerprint,
+            "inputs": self.inputs,
+            "placement": self.placement,
+            "streams": self.streams,
+            "ignore": self.ignore,
+            "groups": {name: {"width": k.width, "keep": list(k.filters)} for name, k in self.groups.items()},
+            "base": None if self.base is None else self.base._tree(),
+        }
 
     @staticmethod
     def from_json(text: str, source: str = "the plan") -> Plan:
@@ -76,17 +92,7 @@ class Plan:
             data = parse_json(text)
         except ValueError as error:
             raise ArtifactError(f"{source} is not JSON ({error}); it may have been cut short.") from error
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise ArtifactError(f"{source} is not a paam plan.")
-        if data.get("version") != VERSION:
-            raise ArtifactError(f"{source} has plan version {data.get('version')}; this paam reads version {VERSION}.")
-        strings = [data.get(key) for key in ("fingerprint", "placement", "streams")]
-        groups = data.get("groups")
-        if not all(isinstance(s, str) for s in strings) or not isinstance(groups, dict):
-            raise ArtifactError(f"{source} lacks its fingerprint, placement, streams or groups.")
-        inputs = _shapes(data.get("inputs"), source)
-        kept = {name: _kept(name, entry, source) for name, entry in groups.items()}
-        return Plan(data["fingerprint"], inputs, data["placement"], data["streams"], kept)
+        return _plan(data, source)
 
     @staticmethod
     def read(path: Path) -> Plan:
@@ -104,6 +110,28 @@ def remember_plan(small: nn.Module, plan: Plan) -> None:
 def recall_plan(small: nn.Module) -> Plan | None:
     plan = small.meta.get("paam_plan") if isinstance(small, fx.GraphModule) else getattr(small, "paam_plan", None)
     return plan if isinstance(plan, Plan) else None
+
+
+def _plan(data: object, source: str) -> Plan:
+    chain = []
+    while data is not None:  # a loop, not a recursion: a hostile file may nest deeply
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ArtifactError(f"{source} is not a paam plan.")
+        if data.get("version") != VERSION:
+            raise ArtifactError(f"{source} has plan version {data.get('version')}; this paam reads version {VERSION}.")
+        strings = [data.get(key) for key in ("fingerprint", "placement", "streams")]
+        groups, ignore = data.get("groups"), data.get("ignore")
+        if not all(isinstance(s, str) for s in strings) or not isinstance(groups, dict):
+            raise ArtifactError(f"{source} lacks its fingerprint, placement, streams or groups.")
+        if not isinstance(ignore, list) or not all(isinstance(name, str) for name in ignore):
+            raise ArtifactError(f"{source} lacks the list of what it ignores.")
+        inputs = _shapes(data.get("inputs"), source)
+        kept = {name: _kept(name, entry, source) for name, entry in groups.items()}
+        chain.append(Plan(data["fingerprint"], inputs, data["placement"], data["streams"], kept, tuple(ignore)))
+        data = data.get("base")
+    if not chain:
+        raise ArtifactError(f"{source} is not a paam plan.")
+    return functools.reduce(lambda base, plan: dataclasses.replace(plan, base=base), reversed(chain))
 
 
 def _shapes(value: object, source: str) -> tuple[tuple[int, ...], ...]:

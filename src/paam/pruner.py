@@ -14,7 +14,7 @@ small = pruner.compact()
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -42,6 +42,8 @@ class Pruner:
     dim_ratio    KQ: width of keys and queries over the number of filters
     alpha        KQ: temperature
     score_norm   batch norm in score phases: "eval" (statistics frozen) or "train"
+    ignore       names of modules (or of graph nodes, as refusals name them) to leave alone: nothing in them is
+                 removed, and they read whole values
     score_lr     learning rate of the scorers' own Adam; None takes the scorer's default
     inplace      train the given model's own parameters instead of a copy's
     """
@@ -60,6 +62,7 @@ class Pruner:
         dim_ratio: float = 1.0,
         alpha: float = 1.0,
         score_norm: str = "eval",
+        ignore: Sequence[str] = (),
         score_lr: float | None = None,
         inplace: bool = False,
     ) -> None:
@@ -72,7 +75,11 @@ class Pruner:
         check_scorer(scorer)
         phi = find_activation(activation)
         self.network = prepare(
-            model if inplace else copy.deepcopy(model), example_inputs, placement=placement, streams=streams
+            model if inplace else copy.deepcopy(model),
+            example_inputs,
+            placement=placement,
+            streams=streams,
+            ignore=ignore,
         )
         if not self.network.groups:
             raise RecipeError(f"{type(model).__name__} has no layer that could be pruned.")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from torch import fx, nn
 
 from paam.gates import Gate, apply_gate
-from paam.graph.flows import Mix, Pass
+from paam.graph.flows import Mix, Pass, Whole
 from paam.graph.joins import Add
 from paam.graph.layers import BATCH_NORMS
 from paam.graph.site import Op
@@ -22,6 +22,8 @@ from paam.graph.trace import Shape, Traced, positions
 
 Placement = Literal["sum", "branch"]
 Streams = Literal["independent", "tied"]
+
+T = TypeVar("T")
 
 GATES = "paam_gates"
 """Where gates live in a gated network."""
@@ -60,23 +62,31 @@ def find_groups(
     root_of = _streams(ops)
     added = {root_of(op.node) for op in ops if isinstance(op.flow, Add)}
     answers = _answers(ops)
-    chains: dict[fx.Node, list[_Chain]] = {}
+    sets: dict[fx.Node | str, fx.Node | str] = {}  # sites, and layers that are called again, that belong together
+    chains: list[_Chain] = []
     for op in ops:
         if isinstance(op.flow, Mix) and not op.flow.depthwise:
             chain = _follow(op, by_node, traced.shapes, placement)
-            # The network's answers are left alone: their channels are not ours to choose.
-            if chain.site not in answers:
-                key = root_of(chain.site) if streams == "tied" else chain.site
-                chains.setdefault(key, []).append(chain)
+            key = root_of(chain.site) if streams == "tied" else chain.site
+            for layer in chain.layers:
+                sets[_root(sets, str(layer.node.target))] = _root(sets, key)
+            chains.append(chain)
+    members_of: dict[fx.Node | str, list[_Chain]] = {}
+    for chain in chains:
+        members_of.setdefault(_root(sets, str(chain.layers[0].node.target)), []).append(chain)
     groups = []
-    for members in chains.values():
+    for members in members_of.values():
+        # The network's answers are left alone: their channels are not ours to choose.
+        if any(chain.site in answers for chain in members):
+            continue
         first = members[0].layers[0]
+        layers = dict.fromkeys(str(op.node.target) for chain in members for op in chain.layers)
         norms = dict.fromkeys(str(op.node.target) for chain in members for op in chain.norms)
         groups.append(
             Group(
                 name=str(first.node.target),
                 width=traced.shapes[first.name][first.axis],
-                layers=tuple(str(op.node.target) for chain in members for op in chain.layers),
+                layers=tuple(layers),
                 norms=tuple(norms),
                 sites=tuple(dict.fromkeys(chain.site.name for chain in members)),
                 area=positions(traced.shapes[first.name], first.axis),
@@ -90,7 +100,7 @@ def _answers(ops: Sequence[Op]) -> set[fx.Node]:
     """Values whose channels reach an output of the network without being mixed."""
     answers: set[fx.Node] = set()
     for op in reversed(ops):
-        mixes = isinstance(op.flow, Mix) and not op.flow.depthwise
+        mixes = (isinstance(op.flow, Mix) and not op.flow.depthwise) or (isinstance(op.flow, Whole) and op.flow.opaque)
         if op.node.op == "output" or (op.node in answers and not mixes):
             answers.update(op.inputs)
     return answers
@@ -117,19 +127,20 @@ def _follow(op: Op, by_node: Mapping[fx.Node, Op], shapes: Mapping[str, Shape], 
 
 def _streams(ops: Sequence[Op]) -> Callable[[fx.Node], fx.Node]:
     """Which values share their channels one to one: a function to one representative node of each such set."""
-    parent: dict[fx.Node, fx.Node] = {op.node: op.node for op in ops}
-
-    def root(node: fx.Node) -> fx.Node:
-        while parent[node] is not node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
-
+    parent: dict[fx.Node, fx.Node] = {}
     for op in ops:
         if isinstance(op.flow, Pass | Add) or (isinstance(op.flow, Mix) and op.flow.depthwise):
             for source in op.inputs:
-                parent[root(source)] = root(op.node)
-    return root
+                parent[_root(parent, source)] = _root(parent, op.node)
+    return lambda node: _root(parent, node)
+
+
+def _root(parent: dict[T, T], item: T) -> T:
+    """The representative of an item's set; ``parent`` leads to it."""
+    while (above := parent.setdefault(item, item)) is not item:
+        parent[item] = parent[above]
+        item = above
+    return item
 
 
 class GatedModel(fx.GraphModule):

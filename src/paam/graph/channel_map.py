@@ -12,11 +12,10 @@ from paam.errors import GraphError
 
 
 class ChannelMap(nn.Module):
-    """Output channel j is input channel ``index[j]`` (0 where that is -1), plus ``offset[j]``.
+    """Output channel j is input channel ``index[j]``, or 0 where that is -1.
 
-    Turns the channels that one block kept into those that the next one reads; the offsets carry what removed layers
-    contributed as a constant. ``axis`` is the channel axis, ``inputs`` the number of channels that come in; each is
-    used at most once.
+    Turns the channels that one block kept into those that the next one reads. ``axis`` is the channel axis,
+    ``inputs`` the number of channels that come in; each is used at most once.
     """
 
     index: Tensor
@@ -24,11 +23,11 @@ class ChannelMap(nn.Module):
     index_mask: Tensor
     back_mask: Tensor
 
-    def __init__(self, index: Sequence[int], inputs: int, axis: int, offset: Tensor | None = None) -> None:
+    def __init__(self, index: Sequence[int], inputs: int, axis: int) -> None:
         super().__init__()
         self.axis = axis
-        self.moves = list(index) != list(range(inputs))
-        self.offset = None if offset is None else nn.Parameter(offset)
+        self.source = tuple(index)
+        self.inputs = inputs
         back = [-1] * inputs
         for place, channel in enumerate(index):
             if channel >= 0:
@@ -38,14 +37,28 @@ class ChannelMap(nn.Module):
             self.register_buffer(f"{name}_mask", (numbers >= 0).to(torch.get_default_dtype()), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.moves:
-            x = _Take.apply(x, self.index, self.index_mask, self.back, self.back_mask, self.axis)  # type: ignore[no-untyped-call]
-        if self.offset is not None:
-            x = x + self.offset.view([-1] + [1] * (x.dim() - 1 - self.axis))
-        return x
+        if torch.compiler.is_exporting():  # an exported graph holds plain operations only
+            return _take(x, self.index, self.index_mask, self.axis)
+        taken: Tensor = _Take.apply(x, self.index, self.index_mask, self.back, self.back_mask, self.axis)  # type: ignore[no-untyped-call]
+        return taken
 
     def extra_repr(self) -> str:
-        return f"{len(self.back)} -> {len(self.index)}, axis={self.axis}, offset={self.offset is not None}"
+        return f"{self.inputs} -> {len(self.source)}, axis={self.axis}"
+
+
+class ChannelOffset(nn.Module):
+    """Adds one number to each channel: what removed layers contributed as a constant."""
+
+    def __init__(self, offset: Tensor, axis: int) -> None:
+        super().__init__()
+        self.axis = axis
+        self.offset = nn.Parameter(offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.offset.view([-1] + [1] * (x.dim() - 1 - self.axis))
+
+    def extra_repr(self) -> str:
+        return f"{len(self.offset)}, axis={self.axis}"
 
 
 class _Take(torch.autograd.Function):
@@ -104,3 +117,6 @@ class NoChannels(nn.Module):
                 f" {list(network_input.shape)}; prune with an example of the size that is used."
             )
         return network_input.new_empty(network_input.shape[0], *self.shape[1:])
+
+
+ADDED_LAYERS = (ChannelMap, ChannelOffset, OnesChannel, NoChannels)

@@ -9,6 +9,7 @@ fx.GraphModule whose layers keep their names.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,12 +19,14 @@ from torch import Tensor, fx, nn
 
 from paam.errors import GraphError
 from paam.gates import apply_gate
-from paam.graph.channel_map import ChannelMap, NoChannels, OnesChannel
+from paam.graph.channel_map import ChannelMap, ChannelOffset, NoChannels, OnesChannel
 from paam.graph.flows import CONST, Layout, Mix, Pass
 from paam.graph.joins import Add, Concat, Route, Stored
+from paam.graph.modes import evaluating
 from paam.graph.site import Op
 from paam.graph.solve import Masks, Settled, Solution, solve
-from paam.graph.trace import Traced, evaluating
+from paam.graph.trace import Traced
+from paam.graph.tracer import is_fact
 
 MAPS = "paam_maps"
 """Where the index maps of a compacted network live."""
@@ -56,7 +59,8 @@ class _Builder:
         self.device = traced.examples[0].device
         self.axes = axes
         self.shapes = traced.shapes
-        self.maps = nn.Module()
+        self.maps = self.root.get_submodule(MAPS) if hasattr(self.root, MAPS) else nn.Module()
+        self.shrunk: set[str | None] = set()  # layers called several times that have been cut already
         self.gone: set[fx.Node] = set()
         self.widths: dict[fx.Node, int] = {}  # channels physically present, by original node
 
@@ -80,12 +84,20 @@ class _Builder:
                     node.replace_input_with(old, new)
             if op.literal:
                 _rewrite_size(node, op.axis, len(step.out))
-            if isinstance(op.flow, Mix):
-                self._shrink_mix(step, op.flow, node)
-            elif isinstance(op.flow, Stored):
-                _shrink_stored(self.root, str(op.node.target), op.axis, step.out)
-            elif isinstance(op.flow, Pass) and op.module is not None:
-                _shrink_per_channel(self.root.get_submodule(str(op.node.target)), step.width, step.out)
+            if op.shared is None or op.shared not in self.shrunk:
+                self._shrink(step, node)
+            self.shrunk.add(op.shared)
+            if (places := step.picks) is not None:
+                self._append(step, places, node)
+
+    def _shrink(self, step: Settled, node: fx.Node) -> None:
+        op = step.op
+        if isinstance(op.flow, Mix):
+            self._shrink_mix(step, op.flow, node)
+        elif isinstance(op.flow, Stored):
+            _shrink_stored(self.root, str(op.node.target), op.axis, step.made)
+        elif isinstance(op.flow, Pass) and op.module is not None:
+            _shrink_per_channel(self.root.get_submodule(str(op.node.target)), step.width, step.made)
 
     def finish(self, rewired: bool) -> nn.Module:
         if not rewired:
@@ -93,13 +105,12 @@ class _Builder:
         for module in self.root.modules():
             if getattr(module, "inplace", False):
                 module.inplace = False  # type: ignore[assignment]
+        self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+        for node in [node for node in reversed(self.graph.nodes) if node in self.gone]:
+            self._leave_shape(node)
         self.root.add_module(MAPS, self.maps)
-        small = fx.GraphModule(self.root, self.graph, self.name)
-        small.graph.eliminate_dead_code()
-        if left := self.gone.intersection(small.graph.nodes):
-            raise GraphError(f"'{left.pop().name}' lost all its channels, but something still reads its shape.")
-        # Built once more, the module takes along only what the remaining graph reads.
-        return fx.GraphModule(small, small.graph, self.name).train(self.root.training)
+        # The module takes along only what the remaining graph reads.
+        return fx.GraphModule(self.root, self.graph, self.name).train(self.root.training)
 
     def _mapped(self, step: Settled, position: int, before: fx.Node) -> fx.Node:
         """The node that provides input ``position`` with the channels it must hold."""
@@ -110,8 +121,15 @@ class _Builder:
         offset = None
         if len(constants):
             offset = _spread(self.values[source.name], constants, step.wanted[position])
-        channel_map = ChannelMap(index.tolist(), self.widths[source], self.axes[source], offset)
-        return self._insert(channel_map, self._source(source, before), before)
+        return self._rewire(self._source(source, before), before, source, index, offset)
+
+    def _rewire(
+        self, node: fx.Node, before: fx.Node, source: fx.Node, index: Layout | None, offset: Tensor | None
+    ) -> fx.Node:
+        """The node behind an index map and an offset, as far as they are needed."""
+        if index is not None:
+            node = self._insert(ChannelMap(index.tolist(), self.widths[source], self.axes[source]), node, before)
+        return node if offset is None else self._insert(ChannelOffset(offset, self.axes[source]), node, before)
 
     def _place_add(self, step: Settled, node: fx.Node) -> None:
         offset: Tensor | None = None
@@ -123,13 +141,8 @@ class _Builder:
         for source, index in zip(step.op.inputs, step.maps, strict=True):
             if index is not None and (index < 0).all():
                 continue
-            new = self.nodes[source]
-            if index is not None or offset is not None:
-                places = np.arange(len(step.out)) if index is None else index
-                channel_map = ChannelMap(places.tolist(), self.widths[source], step.op.axis, offset)
-                new = self._insert(channel_map, new, node)
-                offset = None  # the sum carries it once
-            operands.append(new)
+            operands.append(self._rewire(self.nodes[source], node, source, index, offset))
+            offset = None  # the sum carries it once
         if len(operands) == 1:
             self._replace(step.op, operands[0])
         else:
@@ -143,14 +156,20 @@ class _Builder:
         blank = NoChannels(self.shapes[original.name], self.axes[original], self.shapes[source.name])
         return self._insert(blank, source, before)
 
+    def _leave_shape(self, node: fx.Node) -> None:
+        """Somebody still reads the size of a value that is gone: let an empty one of that size stand for it."""
+        original = next(original for original, copied in self.nodes.items() if copied is node)
+        assert all(is_fact(reader) for reader in node.users)
+        if node.users:
+            node.replace_all_uses_with(self._source(original, node))
+        self.graph.erase_node(node)
+
     def _shrink_mix(self, step: Settled, flow: Mix, node: fx.Node) -> None:
         layer: Any = self.root.get_submodule(str(node.target))
         if flow.groups > 1 and not flow.depthwise:
             _shrink_grouped(layer, flow, step)
-            if (places := step.refill) is not None:
-                self._append(ChannelMap(places.tolist(), layer.out_channels, step.op.axis), node)
             return
-        rows, columns = torch.from_numpy(step.out), torch.from_numpy(step.wanted[0])
+        rows, columns = torch.from_numpy(step.made), torch.from_numpy(step.wanted[0])
         whole: Tensor = layer.weight.detach()
         if flow.transposed and not flow.depthwise:
             whole = whole.transpose(0, 1)
@@ -169,17 +188,23 @@ class _Builder:
                 bias = shift if bias is None else bias + shift
         if flow.transposed and not flow.depthwise:
             weight = weight.transpose(0, 1)
-        _set_mix(layer, weight, bias, len(step.out) if flow.depthwise else 1)
+        _set_mix(layer, weight, bias, len(step.made) if flow.depthwise else 1)
 
-    def _append(self, layer: nn.Module, node: fx.Node) -> None:
-        """Put a layer behind a node, for all of its readers."""
+    def _append(self, step: Settled, places: Layout, node: fx.Node) -> None:
+        """Pass on only some of the channels that an operation makes, to all of its readers."""
+        flow, total = step.op.flow, len(step.made)
+        if isinstance(flow, Mix) and flow.groups > 1 and not flow.depthwise:
+            total = flow.rows_per_group(step.made) * len(flow.active(step.made))
         readers = list(node.users)
-        behind = self._insert(layer, node, node.next)
+        behind = self._insert(ChannelMap(places.tolist(), total, step.op.axis), node, node.next)
         for reader in readers:
             reader.replace_input_with(node, behind)
+        self.nodes[step.op.node] = behind
 
     def _insert(self, layer: nn.Module, source: fx.Node, before: fx.Node) -> fx.Node:
-        name = before.name if before.name not in self.maps._modules else f"{before.name}_{len(self.maps._modules)}"
+        taken = self.maps._modules
+        names = itertools.chain([before.name], (f"{before.name}_{number}" for number in itertools.count(1)))
+        name = next(name for name in names if name not in taken)
         self.maps.add_module(name, layer.to(self.device))
         with self.graph.inserting_before(before):
             return self.graph.call_module(f"{MAPS}.{name}", (source,))
@@ -217,7 +242,7 @@ def _shrink_stored(root: nn.Module, target: str, axis: int, layout: Layout) -> N
 
 def _shrink_grouped(layer: Any, flow: Mix, step: Settled) -> None:
     """Cut a grouped convolution to its groups that are left, each as long as the longest."""
-    groups, length = flow.active(step.out), flow.rows_per_group(step.out)
+    groups, length = flow.active(step.made), flow.rows_per_group(step.made)
     size_in, size_out = flow.inputs // flow.groups, flow.outputs // flow.groups
     columns = step.wanted[0].reshape(len(groups), -1)
     whole: Tensor = layer.weight.detach()
@@ -225,7 +250,7 @@ def _shrink_grouped(layer: Any, flow: Mix, step: Settled) -> None:
     weight = whole.new_zeros(shape)
     bias = None if layer.bias is None else layer.bias.detach().new_zeros(len(groups), length)
     for place, group in enumerate(groups):
-        rows = torch.from_numpy(step.out[step.out // size_out == group])
+        rows = torch.from_numpy(step.made[step.made // size_out == group])
         held = torch.from_numpy(columns[place][columns[place] >= 0] - group * size_in)
         if flow.transposed:  # [in, out / groups, ...]
             block = whole[group * size_in : (group + 1) * size_in].transpose(0, 1)[rows - group * size_out]

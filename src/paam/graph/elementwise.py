@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from paam.graph.flows import CONST, LIVE, ZERO, Pass, Whole
 from paam.graph.joins import Add, Stored, Zip
@@ -16,11 +17,16 @@ from paam.graph.site import Op, Site
 def pointwise(site: Site, x: fx.Node | None = None) -> Op:
     """Any function of single values: whether it maps zero to zero is found by applying it to zero."""
     x = x or site.x
-    if any(node is not x and node.target != "training" for node in site.node.all_input_nodes):
+    plain = [node for node in site.node.all_input_nodes if node is x or node.target == "training" or _is_type(node)]
+    if len(plain) < len(site.node.all_input_nodes):
         raise site.refusal("it reads something else that the model computes")
     zero = torch.zeros(1)
-    args: Any = fx.map_arg(site.node.args, lambda node: zero if node is x else None)
-    kwargs: Any = fx.map_arg(site.node.kwargs, lambda node: zero if node is x else None)
+
+    def known(node: fx.Node) -> Any:
+        return zero if node is x else site.traced.numbers.get(node.name)
+
+    args: Any = fx.map_arg(site.node.args, known)
+    kwargs: Any = fx.map_arg(site.node.kwargs, known)
     with torch.no_grad():
         if site.module is not None:
             at_zero = copy.deepcopy(site.module).cpu().float()(zero)
@@ -30,6 +36,16 @@ def pointwise(site: Site, x: fx.Node | None = None) -> Op:
             assert callable(site.node.target)
             at_zero = site.node.target(*args, **kwargs)
     return site.op(Pass(zero=ZERO if at_zero == 0 else CONST), x)
+
+
+def _is_type(node: fx.Node) -> bool:
+    return node.target is getattr and node.args[1] in ("dtype", "device")
+
+
+def per_channel(site: Site) -> Op:
+    """A function of several tensors with the same channels: F.batch_norm with its statistics, x.expand_as(other)."""
+    tensors = [node for node in site.node.all_input_nodes if node.name in site.shapes]
+    return site.op(Zip(tuple(site.width(node) for node in tensors), zero_wins=False), *tensors)
 
 
 def unchanged(site: Site) -> Op:
@@ -48,15 +64,31 @@ def average_pool(site: Site) -> Op:
     return site.op(Pass(const=LIVE if uneven else CONST))
 
 
-def mean(site: Site) -> Op:
-    dims = site.argument(1, "dim", None)
+def reduction(site: Site, call: fx.Node | None = None) -> Op:
+    """mean, sum, amax over the map: a constant channel becomes another constant. Over channels, all are read.
+
+    ``call``: the node that holds the arguments, where it is not the site's own.
+    """
+    call = call or site.node
+    arguments = dataclasses.replace(site, node=call)
+    x = arguments.x
+    dims = arguments.argument(1, "dim", None)
     dims = (dims,) if isinstance(dims, int) else dims
-    total = len(site.shape(site.x))
-    axis = site.axis(site.x)
-    if dims is None or axis in {d % total for d in dims}:
-        raise site.refusal("it averages over channels")
-    dropped = 0 if site.argument(2, "keepdim", False) else sum(d % total < axis for d in dims)
-    return site.op(Pass(), axis=axis - dropped)
+    shape, axis = site.shape(x), site.axis(x)
+    reduced = set(range(len(shape))) if dims is None else {d % len(shape) for d in dims}
+    if 0 in reduced:
+        raise site.refusal("it goes over the batch")
+    keepdim = arguments.argument(2, "keepdim", False)
+    if axis in reduced:
+        place = axis if keepdim else min(1, len(site.shape()) - 1)
+        return site.op(Whole(site.shape()[place]), x, axis=place)
+    return site.op(Pass(), x, axis=axis - (0 if keepdim else sum(d < axis for d in reduced)))
+
+
+def normalize(site: Site) -> Op:
+    """Scaled to length 1 along an axis, the channels' by default."""
+    over_channels = site.argument(2, "dim", 1) % len(site.shape(site.x)) == site.axis(site.x)
+    return site.op(Whole(site.width(site.x)) if over_channels else Pass())
 
 
 def add(site: Site) -> Op:
@@ -80,9 +112,7 @@ def multiply(site: Site) -> Op:
 
 
 def divide(site: Site) -> Op:
-    if isinstance(site.argument(1, "other", None), fx.Node):
-        raise site.refusal("it divides by a tensor")
-    return pointwise(site)
+    return _joint(site, site.node.args[0], site.argument(1, "other", None), zero_wins=False)
 
 
 def _joint(site: Site, left: Any, right: Any, *, zero_wins: bool) -> Op:
@@ -111,6 +141,26 @@ def softmax(site: Site) -> Op:
         raise site.refusal("its dim is not given")
     over_channels = dim % len(site.shape(site.x)) == site.axis(site.x)
     return site.op(Whole(site.width(site.x)) if over_channels else Pass(zero=CONST))
+
+
+def left_alone(site: Site) -> Op:
+    """What the user has named in ``ignore``: it reads whole values, and nothing in it changes."""
+    inputs = [node for node in site.node.all_input_nodes if node.name in site.shapes]
+    if not inputs:
+        raise site.refusal("nothing that the model computes goes into it, so that it cannot be left alone")
+    dims = len(site.shape())
+    sequence = dims == 3 and any(_reads_last(site, user) for user in site.node.users)
+    axis = dims - 1 if sequence else min(1, dims - 1)
+    for node in inputs:
+        site.axis(node)
+    return site.op(Whole(site.shape()[axis], opaque=True), *inputs, axis=axis)
+
+
+def _reads_last(site: Site, user: fx.Node) -> bool:
+    return user.op == "call_module" and isinstance(site.traced.module.get_submodule(str(user.target)), LAST_AXIS)
+
+
+LAST_AXIS = (nn.Linear, nn.LayerNorm)
 
 
 def stored(site: Site) -> Op:

@@ -203,10 +203,11 @@ class Pass:
 class Whole:
     """Every output reads every channel, as a norm over channels does: its inputs are made whole, constants filled in.
 
-    Behind the first input may come tensors that the operation reads along with it: a norm's own weight and offset.
+    There may be several inputs: a norm's own weight and offset, say. ``opaque``: a part that the user has left alone.
     """
 
     width: int
+    opaque: bool = False
 
     def forward(self, inputs: list[States]) -> States:
         return np.full(self.width, LIVE)
@@ -217,14 +218,15 @@ class Whole:
     def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
         # A gate right behind would have to close channels of a value that must stay whole: attach.py puts none here.
         if not wanted.any():
-            return inputs, inputs[0][:0]
+            return inputs, np.zeros(0, dtype=np.int64)
         return [np.arange(len(state)) for state in states], np.arange(self.width)
 
     def strength(self, inputs: list[Strengths]) -> Strengths:
-        return np.full(self.width, inputs[0].max())
+        return np.full(self.width, max(strength.max() for strength in inputs))
 
     def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
-        return 0, int(inputs[0].argmax())
+        which = int(np.argmax([strength.max() for strength in inputs]))
+        return which, int(inputs[which].argmax())
 
 
 def _filled(layout: Layout, length: int) -> Layout:

@@ -109,7 +109,7 @@ class Route:
     source: Layout
 
     def forward(self, inputs: list[States]) -> States:
-        return np.where(self.source >= 0, inputs[0][self.source], ZERO)
+        return np.append(inputs[0], ZERO)[self.source]
 
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
         needed = np.zeros(self.width, dtype=bool)
@@ -123,10 +123,75 @@ class Route:
         return [self.source[present]], present
 
     def strength(self, inputs: list[Strengths]) -> Strengths:
-        return np.where(self.source >= 0, inputs[0][self.source], -np.inf)
+        return np.append(inputs[0], -np.inf)[self.source]
 
     def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
         return 0, int(self.source[channel])
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Equally wide values side by side on a new axis. Each holds the wanted channels, constants filled in."""
+
+    def forward(self, inputs: list[States]) -> States:
+        # Constants of one channel differ between the values, so that together they are no constant.
+        return np.where((np.stack(inputs) == ZERO).all(0), ZERO, LIVE).astype(np.int8)
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        return [need] * len(inputs)
+
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
+        present = np.flatnonzero(wanted)
+        return [present] * len(inputs), present
+
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        best: Strengths = np.maximum.reduce(inputs)
+        return best
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        return int(np.argmax([strength[channel] for strength in inputs])), channel
+
+
+@dataclass(frozen=True)
+class Ones:
+    """All channels, and one more that is 1 everywhere: left by an earlier pruning for a padded convolution."""
+
+    def forward(self, inputs: list[States]) -> States:
+        return np.append(inputs[0], CONST)
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        return [need[:-1]]
+
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
+        if not wanted.any():
+            return inputs, inputs[0][:0]
+        return inputs, np.append(inputs[0], len(wanted) - 1)
+
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        return np.append(inputs[0], -np.inf)
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        return 0, channel
+
+
+@dataclass(frozen=True)
+class Empty:
+    """A value without channels, left by an earlier pruning."""
+
+    def forward(self, inputs: list[States]) -> States:
+        return np.zeros(0, dtype=np.int8)
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        return [np.zeros(len(states), dtype=bool) for states in inputs]
+
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
+        return inputs, np.zeros(0, dtype=np.int64)
+
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        return np.zeros(0)
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        raise AssertionError("a path does not go through nothing")
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
+from paam.graph.elementwise import reduction
 from paam.graph.flows import LIVE, ZERO, Pass
-from paam.graph.joins import Concat, Flatten, Gather, Route
+from paam.graph.joins import Concat, Empty, Flatten, Gather, Ones, Route, Stack
 from paam.graph.site import Op, Site, Tangle
 from paam.graph.trace import Shape
 
-SIZED = ("view", "reshape", torch.reshape)
+SIZED = ("view", "reshape", torch.reshape, "expand")
 """Operations that may hold the number of channels as a literal."""
 
 
@@ -29,6 +30,29 @@ def concat(site: Site) -> Op:
     if any(site.axis(part) != axis for part in parts):
         raise site.refusal("its inputs have their channels on different axes")
     return site.op(Concat(tuple(site.width(part) for part in parts)), *parts)
+
+
+def stack(site: Site) -> Op:
+    parts = site.argument(0, "tensors", ())
+    axis, total = site.axis(parts[0]), len(site.shape())
+    if any(site.axis(part) != axis for part in parts):
+        raise site.refusal("its inputs have their channels on different axes")
+    new = site.argument(1, "dim", 0) % total
+    return site.op(Stack(), *parts, axis=axis + (new <= axis))
+
+
+def channel_map(site: Site) -> Op:
+    """The layers that an earlier pruning has added are understood as what they are."""
+    added: Any = site.module
+    return site.op(Route(added.inputs, np.array(added.source)))
+
+
+def ones_channel(site: Site) -> Op:
+    return site.op(Ones())
+
+
+def no_channels(site: Site) -> Op:
+    return site.op(Empty(), axis=site.shape().index(0))
 
 
 def reshape(site: Site) -> Op | Tangle:
@@ -106,6 +130,10 @@ def index(site: Site) -> Op | Tangle:
     source = site.node.args[0]
     if isinstance(source, fx.Node) and source.target in PARTS:
         return _part(site, source)
+    if isinstance(source, fx.Node) and source.target in EXTREMES:  # (values, indices)
+        if site.node.args[1] != 0:
+            raise site.refusal("of what a maximum along an axis returns, only the values are known")
+        return reduction(site, source)
     key: Any = site.node.args[1]
     keys = key if isinstance(key, tuple) else (key,)
     if any(key is None for key in keys):
@@ -119,11 +147,12 @@ def index(site: Site) -> Op | Tangle:
         return site.op(Pass())
     if any(key != slice(None) for place, key in enumerate(keys) if place != axis):
         raise site.refusal("it slices channels and another axis at once; do it in two steps")
-    if any(isinstance(bound, fx.Node) for bound in (keys[axis].start, keys[axis].stop, keys[axis].step)):
-        raise site.refusal("the bounds of its channel slice are computed from a tensor's shape; write them as numbers")
-    return site.op(Route(width, np.arange(width)[keys[axis]]))
+    # Bounds that follow from shapes are those of the whole network.
+    chosen: Any = fx.map_arg(keys[axis], lambda bound: site.traced.numbers[bound.name])
+    return site.op(Route(width, np.arange(width)[chosen]))
 
 
+EXTREMES = ("max", torch.max, "min", torch.min)
 PARTS = ("chunk", torch.chunk, "split", torch.split)
 
 
@@ -175,5 +204,6 @@ def pixel_unshuffle(site: Site) -> Op:
 
 RESHAPES = (
     *("view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze", "contiguous", "unflatten"),
+    *("expand", "repeat"),
     *(torch.reshape, torch.flatten, torch.permute, torch.transpose, torch.squeeze, torch.unsqueeze),
 )

@@ -7,7 +7,9 @@ name of the tensor method, and give it a case in tests/test_networks.py.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +19,12 @@ from torch import fx, nn
 
 from paam.errors import GraphError
 from paam.graph import elementwise, layers, movement
+from paam.graph.channel_map import ChannelMap, ChannelOffset, NoChannels, OnesChannel
 from paam.graph.flows import Sink, Source
 from paam.graph.layers import BATCH_NORMS, CONVOLUTIONS, INSTANCE_NORMS, TRANSPOSED
 from paam.graph.site import Op, Site, Tangle
-from paam.graph.trace import LAYERS, Traced, function_name
+from paam.graph.trace import Traced, function_name
+from paam.graph.tracer import LAYERS
 
 Rule = Callable[[Site], Op | Tangle]
 
@@ -31,8 +35,10 @@ POINTWISE = (
     *(F.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish, F.sigmoid, F.tanh),
     *(F.hardswish, F.hardsigmoid, F.hardtanh, F.softplus, F.softsign, F.logsigmoid, F.threshold),
     *(torch.relu, torch.sigmoid, torch.tanh, torch.abs, torch.exp, torch.sqrt, torch.square, torch.clamp, torch.sin),
-    *(operator.neg, operator.pow, torch.pow, torch.neg, torch.cos),
+    *(operator.neg, operator.pow, torch.pow, torch.neg, torch.cos, torch.log, torch.log1p, torch.rsqrt, torch.erf),
+    *(torch.sign, torch.reciprocal, torch.expm1, torch.atan),
     *("relu", "sigmoid", "tanh", "abs", "exp", "sqrt", "square", "clamp", "neg", "pow", "float", "half", "double"),
+    *("sin", "cos", "log", "log1p", "rsqrt", "erf", "sign", "reciprocal", "bfloat16", "clamp_min", "clamp_max", "to"),
 )
 UNCHANGED = (
     nn.PReLU,
@@ -48,6 +54,11 @@ UNCHANGED = (
     "torchvision.ops.stochastic_depth.stochastic_depth",
 )
 AVERAGES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
+SOFTMAXES = (
+    *(nn.Softmax, F.softmax, torch.softmax, "softmax"),
+    *(nn.LogSoftmax, F.log_softmax, torch.log_softmax, "log_softmax"),
+)
+REDUCTIONS = (torch.mean, "mean", torch.sum, "sum", torch.amax, "amax", torch.amin, "amin")
 MIXING_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, F.layer_norm, F.group_norm, F.local_response_norm)
 
 RULES: dict[Any, Rule] = {
@@ -60,13 +71,20 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(POINTWISE, elementwise.pointwise),
     **dict.fromkeys(UNCHANGED, elementwise.unchanged),
     **dict.fromkeys(AVERAGES, elementwise.average_pool),
-    **dict.fromkeys((nn.Softmax, F.softmax, torch.softmax, "softmax"), elementwise.softmax),
-    **dict.fromkeys((torch.mean, "mean"), elementwise.mean),
+    F.normalize: elementwise.normalize,
+    **dict.fromkeys((F.batch_norm, "expand_as"), elementwise.per_channel),
+    **dict.fromkeys(SOFTMAXES, elementwise.softmax),
+    **dict.fromkeys(REDUCTIONS, elementwise.reduction),
     **dict.fromkeys((operator.add, torch.add, "add"), elementwise.add),
     **dict.fromkeys((operator.sub, torch.sub, "sub"), elementwise.subtract),
     **dict.fromkeys((operator.mul, torch.mul, "mul"), elementwise.multiply),
     **dict.fromkeys((operator.truediv, torch.div, "div"), elementwise.divide),
     **dict.fromkeys((torch.cat, torch.concat), movement.concat),
+    torch.stack: movement.stack,
+    ChannelMap: movement.channel_map,
+    ChannelOffset: layers.channel_offset,
+    OnesChannel: movement.ones_channel,
+    NoChannels: movement.no_channels,
     nn.Flatten: movement.reshape,
     **dict.fromkeys(movement.RESHAPES, movement.reshape),
     operator.getitem: movement.index,
@@ -81,7 +99,7 @@ def bind(traced: Traced) -> tuple[Op, ...]:
     ops: list[Op] = []
     axes: dict[str, int] = {}
     tangles: dict[str, Tangle] = {}
-    called: dict[str, str] = {}
+    owners: dict[nn.Parameter, str] = {}
     for node in traced.module.graph.nodes:
         if node.op == "output":
             ops += [_output(traced, node, value, axes) for value in node.all_input_nodes]
@@ -94,17 +112,25 @@ def bind(traced: Traced) -> tuple[Op, ...]:
         if isinstance(found, Tangle):
             tangles[node.name] = found
             continue
-        if module is not None and (any(True for _ in module.parameters()) or any(True for _ in module.buffers())):
-            if node.target in called:
-                raise site.refusal("the same layer is called twice")
-            called[node.target] = node.name
+        for parameter in module.parameters() if module is not None else ():
+            if (owner := owners.setdefault(parameter, str(node.target))) != node.target:
+                raise site.refusal(f"it shares a parameter with '{owner}'; call one layer twice instead")
         axes[node.name] = found.axis
         ops.append(found)
-    return tuple(ops)
+    uses = Counter(map(_holder, ops)) - Counter([None] * len(ops))
+    return tuple(dataclasses.replace(op, shared=_holder(op)) if uses[_holder(op)] > 1 else op for op in ops)
+
+
+def _holder(op: Op) -> str | None:
+    """The name of the layer or parameter that belongs to an operation, if any."""
+    holds = op.node.op == "get_attr" or (op.module is not None and len(op.module.state_dict()) > 0)
+    return str(op.node.target) if holds else None
 
 
 def _rule(site: Site) -> Rule:
     node = site.node
+    if node.name in site.traced.ignore or node.target in site.traced.ignore:
+        return elementwise.left_alone
     if node.op == "placeholder":
         return _input
     if node.op == "get_attr":

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from paam.errors import GraphError
 from paam.graph.flows import Flow
 from paam.graph.trace import Shape, Traced, function_name
+
+TORCH = str(Path(torch.__file__).parent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +28,8 @@ class Op:
     module: nn.Module | None = None
     literal: bool = False
     """The number of channels is written into the operation itself, as in x.view(-1, 512)."""
+    shared: str | None = None
+    """The layer or parameter that this operation uses, where others use it too: all of them must cut it alike."""
 
     @property
     def name(self) -> str:
@@ -87,9 +94,16 @@ class Site:
         """The error for an operation that the rules do not cover: what, where, what to do."""
         what = type(self.module).__name__ if self.module is not None else function_name(self.node.target)
         where = f"'{self.node.target}'" if self.node.op == "call_module" else f"node '{self.node.name}'"
-        stack = [line.strip() for line in (self.node.stack_trace or "").splitlines() if line.strip()]
-        code = f" (`{stack[-1]}`)" if stack and self.node.op != "call_module" else ""
+        code = f" (`{line}`)" if (line := _own_line(self.node)) and self.node.op != "call_module" else ""
         return GraphError(
             f"paam does not know how channels flow through {what} at {where}{code}: {why}."
-            " Replace that operation, or add a rule for it in paam/graph/rules.py."
+            " Replace that operation, leave its part of the network alone with ignore=[...], or add a rule for it in"
+            " paam/graph/rules.py."
         )
+
+
+def _own_line(node: fx.Node) -> str:
+    """The last line of the model's own code that led to a node."""
+    lines = [line.strip() for line in (node.stack_trace or "").splitlines()]
+    own = [code for place, code in itertools.pairwise(lines) if place.startswith("File ") and TORCH not in place]
+    return own[-1] if own else ""

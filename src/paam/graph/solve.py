@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-from paam.graph.flows import CONST, LIVE, ZERO, Layout, Mix, Needs, States
+from paam.graph.flows import CONST, LIVE, ZERO, Layout, Mix, Needs, States, Whole
 from paam.graph.joins import Add, Route
 from paam.graph.site import Op
 from paam.graph.trace import Traced, attribute, positions
@@ -28,31 +28,37 @@ class Settled:
 
     ``maps``: for each input, where its wanted channels stand in the tensor that is there (-1: nowhere), or None
     when that tensor serves as it is. ``constants``: for each input, wanted channels that must be filled with a non-
-    zero constant. ``out``: the channels that the output holds. ``folded``: some absent inputs of a convolution or
-    linear layer are non-zero constants, which move into its bias or into a column that reads ones.
+    zero constant. ``made``: the channels that the operation makes, and ``out`` those of them that are passed on; they
+    differ where a layer is called twice. ``folded``: some absent inputs of a convolution or linear layer are non-zero
+    constants, which move into its bias or into a column that reads ones.
     """
 
     op: Op
     maps: tuple[Layout | None, ...]
     constants: tuple[Layout, ...]
     wanted: tuple[Layout, ...]
+    made: Layout
     out: Layout
     width: int
     folded: bool
 
     @property
-    def refill(self) -> Layout | None:
-        """Where the outputs of a grouped convolution stand, when its groups had to be filled up to one length."""
+    def picks(self) -> Layout | None:
+        """Where the channels of ``out`` stand in what the operation makes; None when it makes just them.
+
+        A grouped convolution fills up its groups to one length.
+        """
         flow = self.op.flow
-        assert isinstance(flow, Mix)
-        length = flow.rows_per_group(self.out)
-        groups = flow.active(self.out)
-        if len(self.out) == length * len(groups):
+        places, total = np.arange(len(self.made)), len(self.made)
+        if isinstance(flow, Mix) and flow.groups > 1 and not flow.depthwise:
+            length, groups = flow.rows_per_group(self.made), flow.active(self.made)
+            group_of = self.made // (flow.outputs // flow.groups)
+            within = [np.arange((group_of == group).sum()) for group in groups]
+            places = np.searchsorted(groups, group_of) * length + np.concatenate([*within, places[:0]])
+            total = length * len(groups)
+        if len(self.out) == total:
             return None
-        group_of = self.out // (flow.outputs // flow.groups)
-        within = np.concatenate([np.arange((group_of == g).sum()) for g in groups])
-        places: Layout = np.searchsorted(groups, group_of) * length + within
-        return places
+        return places[np.searchsorted(self.made, self.out)]
 
     @property
     def offsets(self) -> int:
@@ -67,9 +73,9 @@ class Settled:
         flow = self.op.flow
         routed = isinstance(flow, Route) and len(self.wanted[0]) < flow.width
         padded = isinstance(flow, Mix) and flow.padded and self.folded
-        uneven = isinstance(flow, Mix) and flow.groups > 1 and not flow.depthwise and self.refill is not None
         literal = self.op.literal and len(self.out) < self.width
-        return routed or padded or uneven or literal or not len(self.out) or any(m is not None for m in self.maps)
+        moved = self.picks is not None or any(m is not None for m in self.maps)
+        return routed or padded or literal or moved or not len(self.out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,12 +110,21 @@ def solve(ops: Sequence[Op], masks: Masks) -> Solution:
         for node, need in zip(op.inputs, op.flow.backward(wanted[op], inputs), strict=True):
             needs[node.name] |= need
 
+    common = _common_channels(ops, states, wanted)
     present: dict[str, Layout] = {}
     settled: list[Settled] = []
     for op in ops:
-        opened = masks.get(op.name, np.ones(len(wanted[op]), dtype=bool))
-        before = [states[node.name] for node in op.inputs]
-        layouts, out = op.flow.layout([present[node.name] for node in op.inputs], before, wanted[op], opened)
+        if op.shared in common and wanted[op].any():
+            rows, columns = common[op.shared]
+            held = [np.flatnonzero(columns)] * len(op.inputs)
+            plain = [np.where(columns, LIVE, ZERO)] * len(op.inputs)
+            layouts, made = op.flow.layout(held, plain, rows, np.zeros_like(rows))
+            out = made[wanted[op][made]]
+        else:
+            opened = masks.get(op.name, np.ones(len(wanted[op]), dtype=bool))
+            before = [states[node.name] for node in op.inputs]
+            layouts, made = op.flow.layout([present[node.name] for node in op.inputs], before, wanted[op], opened)
+            out = made
         steps = [_align(present[n.name], states[n.name], w) for n, w in zip(op.inputs, layouts, strict=True)]
         folded = False
         if isinstance(op.flow, Mix) and op.flow.groups == 1:
@@ -119,8 +134,22 @@ def solve(ops: Sequence[Op], masks: Masks) -> Solution:
         if op.node.op != "output":
             present[op.name] = out
         maps, constants = tuple(m for m, _ in steps), tuple(c for _, c in steps)
-        settled.append(Settled(op, maps, constants, tuple(layouts), out, len(wanted[op]), folded))
+        settled.append(Settled(op, maps, constants, tuple(layouts), made, out, len(wanted[op]), folded))
     return Solution(tuple(settled), states)
+
+
+def _common_channels(
+    ops: Sequence[Op], states: Mapping[str, States], wanted: Mapping[Op, Needs]
+) -> dict[str | None, tuple[Needs, Needs]]:
+    """For each layer that is called more than once: outputs that any call wants, inputs that in any call are not 0."""
+    common: dict[str | None, tuple[Needs, Needs]] = {}
+    for op in ops:
+        if op.shared is None or isinstance(op.flow, Whole) or not wanted[op].any():
+            continue
+        read = states[op.inputs[0].name] != ZERO if op.inputs else np.zeros(0, dtype=bool)
+        rows, columns = common.get(op.shared, (np.zeros_like(wanted[op]), np.zeros_like(read)))
+        common[op.shared] = rows | wanted[op], columns | read
+    return common
 
 
 def _align(present: Layout, states: States, wanted: Layout) -> tuple[Layout | None, Layout]:
@@ -150,17 +179,21 @@ def predicted_cost(traced: Traced, solution: Solution) -> Cost:
         nodes = (step.op.node for step in solution.settled)
         called |= {id(attribute(traced.model, str(node.target))) for node in nodes if node.op == "get_attr"}
         params += sum(p.numel() for p in traced.model.parameters() if id(p) not in called)
+    counted: set[str | None] = set()
     for step in solution.settled:
         op = step.op
         if not len(step.out):
             continue
         params += step.offsets
+        own = 0
         if isinstance(op.flow, Mix):
-            step_params, step_macs = _mix_cost(traced, step, op.flow)
-            params += step_params
+            own, step_macs = _mix_cost(traced, step, op.flow)
             macs += step_macs
         else:
-            params += _own_parameters(traced, op, step.width, len(step.out))
+            own = _own_parameters(traced, op, step.width, len(step.made))
+            macs += traced.macs.get(op.name, 0)
+        params += own if op.shared not in counted else 0
+        counted.update({op.shared} - {None})
     return Cost(params, macs)
 
 
@@ -169,14 +202,14 @@ def _mix_cost(traced: Traced, step: Settled, flow: Mix) -> tuple[int, int]:
     assert module is not None
     kernel = math.prod(getattr(module, "kernel_size", (1,)))
     biased = flow.biased or (step.folded and not flow.padded)
-    rows = len(step.out)
+    rows = len(step.made)
     if flow.depthwise:
         columns = 1
     elif flow.groups == 1:
         columns = len(step.wanted[0]) + (step.folded and flow.padded)
     else:
-        groups = len(flow.active(step.out))
-        columns, rows = len(step.wanted[0]) // groups, groups * flow.rows_per_group(step.out)
+        groups = len(flow.active(step.made))
+        columns, rows = len(step.wanted[0]) // groups, groups * flow.rows_per_group(step.made)
     weights = rows * columns * kernel
     spread = step.op.inputs[0].name if flow.transposed else step.op.name
     return weights + rows * biased, weights * positions(traced.shapes[spread], step.op.axis)
@@ -187,5 +220,7 @@ def _own_parameters(traced: Traced, op: Op, width: int, present: int) -> int:
     if op.node.op == "get_attr":
         value = attribute(traced.model, str(op.node.target))
         return value.numel() * present // width if isinstance(value, nn.Parameter) else 0
+    if isinstance(op.flow, Whole) and op.flow.opaque:
+        return sum(p.numel() for p in op.module.parameters()) if op.module is not None else 0
     own = op.module.parameters(recurse=False) if op.module is not None else ()
     return sum(present if p.numel() == width else p.numel() for p in own)

@@ -6,8 +6,7 @@ import hashlib
 import math
 import operator
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from paam.errors import GraphError, one_line
-from paam.graph.channel_map import ChannelMap, NoChannels, OnesChannel
+from paam.cost import MacCounter
+from paam.errors import GraphError, nearest, one_line
+from paam.graph.modes import buffers_kept, copying, evaluating, in_mode
+from paam.graph.tracer import Tracer
+from paam.plan import recall_plan
 
 Shape = tuple[int, ...]
 
@@ -34,6 +36,10 @@ class Traced:
     shapes: dict[str, Shape]
     numbers: dict[str, Any]
     examples: tuple[Tensor, ...]
+    ignore: tuple[str, ...]
+    """Modules and nodes that are left alone, as the user named them."""
+    macs: dict[str, int]
+    """What each of these costs, by node name: multiply-accumulates of one sample."""
 
     @property
     def fingerprint(self) -> str:
@@ -45,54 +51,38 @@ class Traced:
             where = node.target if node.op == "call_module" else ""
             lines.append(f"{node.op} {where} {what} {node.args} {node.kwargs}")
         lines += [f"{name} {tuple(value.shape)}" for name, value in self.model.state_dict().items()]
+        if (earlier := recall_plan(self.model)) is not None:  # which channels its index maps connect
+            lines.append(earlier.digest)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def trace(model: nn.Module, example_inputs: Tensor | Sequence[Tensor]) -> Traced:
-    """Trace the model and record shapes. The model is left as it was found."""
+def trace(model: nn.Module, example_inputs: Tensor | Sequence[Tensor], ignore: Sequence[str] = ()) -> Traced:
+    """Trace the model and record shapes. The model is left as it was found. ``ignore``: modules not to look into."""
     examples = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
-    if any(isinstance(module, ChannelMap | OnesChannel | NoChannels) for module in model.modules()):
-        raise GraphError(
-            "This network was pruned before and holds index maps, which cannot be pruned a second time yet; prune the"
-            " original network to the smaller target, or use streams='tied', which needs no maps."
-        )
+    ignored = tuple(dict.fromkeys(ignore))
     try:
         with evaluating(model):
-            graph = _Tracer().trace(model)
-        with _mode(model, True), _buffers_kept(model):
-            training = _Tracer().trace(model)
+            graph = Tracer(examples, ignored).trace(model)
+        with in_mode(model, True), buffers_kept(model):
+            training = Tracer(examples, ignored).trace(model)
     except Exception as error:  # tracing runs the user's forward(): anything can come out of it
         raise GraphError(_blame(model, error)) from error
     _follow_training_flag(model, graph, training)
     module = fx.GraphModule(model, graph, type(model).__name__)
     _make_functional(module)
-    recorder = _record(model, module, examples)
-    return Traced(model, module, recorder.shapes, recorder.numbers, examples)
+    recorder = _record(model, module, examples, ignored)
+    _check_ignored(model, module.graph, ignored)
+    macs = {name: total // examples[0].shape[0] for name, total in recorder.macs.items()}
+    return Traced(model, module, recorder.shapes, recorder.numbers, examples, ignored, macs)
 
 
-LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm)
-
-
-class _Tracer(fx.Tracer):
-    """Looks into modules as far as torch's own, and not into anybody's layers built upon a convolution or a batch norm.
-
-    Whether such a layer still behaves like the one it is built upon is tried out in layers.py.
-    """
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, LAYERS) or super().is_leaf_module(m, module_qualified_name)
-
-
-@contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """A forward() that counts its batches counts while it is traced in training mode: undo that."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
+def _check_ignored(model: nn.Module, graph: fx.Graph, ignored: Sequence[str]) -> None:
+    nodes = {node.name for node in graph.nodes} | {node.target for node in graph.nodes if node.op == "call_module"}
+    for name in ignored:
+        if name not in nodes:
+            modules = [module for module, _ in model.named_modules() if module]
+            why = "is never called on its own" if name in modules else "is no part of the model"
+            raise GraphError(f"ignore: '{name}' {why}.{nearest(name, modules)} Name a module, or a node of a refusal.")
 
 
 def _follow_training_flag(model: nn.Module, graph: fx.Graph, training: fx.Graph) -> None:
@@ -159,57 +149,37 @@ def _make_functional(module: fx.GraphModule) -> None:
     module.recompile()
 
 
-@contextmanager
-def copying(model: nn.Module) -> Iterator[None]:
-    """No module works in place inside; the flags are restored outside."""
-    flagged = [module for module in model.modules() if getattr(module, "inplace", False)]
-    for module in flagged:
-        module.inplace = False  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for module in flagged:
-            module.inplace = True  # type: ignore[assignment]
-
-
-def evaluating(model: nn.Module) -> Any:
-    """Evaluation mode inside, every module's own mode restored outside."""
-    return _mode(model, False)
-
-
-@contextmanager
-def _mode(model: nn.Module, training: bool) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
 def positions(shape: Shape, axis: int) -> int:
     """How many values each channel has in one sample: H * W for a feature map [N, C, H, W]."""
     return math.prod(shape[1:]) // shape[axis]
 
 
 class _Recorder(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, ignored: Sequence[str]) -> None:
         super().__init__(module)
         self.extra_traceback = False
+        self.ignored = ignored
+        self.macs: dict[str, int] = {}
         self.shapes: dict[str, Shape] = {}
         self.numbers: dict[str, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
+        if n.name in self.ignored or n.target in self.ignored:
+            with MacCounter() as counter:
+                value = super().run_node(n)
+            self.macs[n.name] = counter.macs
+        else:
+            value = super().run_node(n)
         if isinstance(value, Tensor):
             self.shapes[n.name] = tuple(value.shape)
-        elif isinstance(value, int | torch.Size):
+        elif isinstance(value, int | torch.Size | torch.dtype | torch.device):
             self.numbers[n.name] = value
         return value
 
 
-def _record(model: nn.Module, module: fx.GraphModule, examples: tuple[Tensor, ...]) -> _Recorder:
+def _record(
+    model: nn.Module, module: fx.GraphModule, examples: tuple[Tensor, ...], ignored: Sequence[str]
+) -> _Recorder:
     """Run model and graph on random inputs of the examples' shapes; they must agree."""
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     if len(examples) > len(inputs):
@@ -218,7 +188,7 @@ def _record(model: nn.Module, module: fx.GraphModule, examples: tuple[Tensor, ..
     randoms = tuple(
         torch.randn(x.shape, generator=generator).to(x) if x.is_floating_point() else x.clone() for x in examples
     )
-    recorder = _Recorder(module)
+    recorder = _Recorder(module, ignored)
     try:
         with evaluating(model), evaluating(module), torch.no_grad():
             truth = model(*(x.clone() for x in randoms))
@@ -243,7 +213,8 @@ def _record(model: nn.Module, module: fx.GraphModule, examples: tuple[Tensor, ..
 def _blame(model: nn.Module, error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     torch_home = str(Path(torch.__file__).parent)
-    own = [f for f in frames if not f.filename.startswith(torch_home) and f.filename != __file__]
+    here = str(Path(__file__).parent)
+    own = [f for f in frames if not f.filename.startswith((torch_home, here))]
     place = f" at {Path(own[-1].filename).name}:{own[-1].lineno} (`{own[-1].line}`)" if own else ""
     return (
         f"{type(model).__name__} cannot be traced{place}: {one_line(error)}."

@@ -17,7 +17,7 @@ from paam.cost import count, measure_latency
 from paam.data import Dataset, load_data
 from paam.errors import ArtifactError, DataError, DeviceError, DivergedError, RecipeError
 from paam.files import write_atomically
-from paam.graph.trace import evaluating
+from paam.graph.modes import evaluating
 from paam.models import build_model
 from paam.pruner import Pruner
 from paam.recipe import Recipe, recipe_to_toml

@@ -1,0 +1,50 @@
+"""Modes and flags of a model that are changed for a while and then put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import nn
+
+
+def evaluating(model: nn.Module) -> AbstractContextManager[None]:
+    """Evaluation mode inside, every module's own mode restored outside."""
+    return in_mode(model, False)
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """A forward() that counts its batches counts while it is traced in training mode: undo that."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+
+@contextmanager
+def copying(model: nn.Module) -> Iterator[None]:
+    """No module works in place inside; the flags are restored outside."""
+    flagged = [module for module in model.modules() if getattr(module, "inplace", False)]
+    for module in flagged:
+        module.inplace = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for module in flagged:
+            module.inplace = True  # type: ignore[assignment]

@@ -1,0 +1,129 @@
+"""torch.fx's tracer, taught whose layers to leave whole, to settle shapes, and that some arguments are optional."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from paam.graph.channel_map import ADDED_LAYERS
+from paam.graph.modes import evaluating
+
+LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm)
+
+SIZES = ("size", "dim", "ndimension", "numel", "is_floating_point", "get_device")
+FACTS = ("shape", "ndim", "dtype", "device", "is_cuda", "requires_grad")
+"""Methods and attributes of a tensor that do not depend on its values."""
+
+
+class Tracer(fx.Tracer):
+    """Looks into modules as far as torch's own, and not into anybody's layers built upon a convolution or a batch norm.
+
+    Whether such a layer still behaves like the one it is built upon is tried out in layers.py. ``ignored`` modules are
+    not looked into either. A forward() may branch and loop on shapes: they are settled for the shapes of ``examples``.
+    Optional arguments for which there is no example keep their defaults.
+    """
+
+    record_stack_traces = True  # so that a refusal can quote the line of code
+
+    def __init__(self, examples: Sequence[Tensor], ignored: Sequence[str]) -> None:
+        super().__init__()
+        self.examples = examples
+        self.ignored = ignored
+        self.values: dict[fx.Node, Any] = {}
+        self.settling = False
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        known = isinstance(m, (*LAYERS, *ADDED_LAYERS)) or super().is_leaf_module(m, module_qualified_name)
+        return known or module_qualified_name in self.ignored
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        function, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        for place, arg in enumerate(args):
+            optional = isinstance(arg, fx.Proxy) and arg.node.args and not str(arg.node.target).startswith("*")
+            if optional and place > len(self.examples):  # the first argument is the model itself
+                args[place] = arg.node.args[0]
+                self.graph.erase_node(arg.node)
+        return function, args
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        return bool(self.settle(obj.node)) if is_fact(obj.node) else super().to_bool(obj)
+
+    def iter(self, obj: fx.Proxy) -> Any:
+        if not is_fact(obj.node):
+            return super().iter(obj)
+        length = len(self.settle(obj.node))
+        return iter([self.create_proxy("call_function", operator.getitem, (obj, place), {}) for place in range(length)])
+
+    def settle(self, wanted: fx.Node) -> Any:
+        """What a node computes for the examples. Every node of the graph so far is computed once."""
+        runner = fx.Interpreter(self.root, graph=self.graph)
+        runner.extra_traceback = False
+        runner.env = self.values
+        runner.args_iter = iter(self.examples)
+        self.settling = True
+        try:
+            with evaluating(self.root), torch.no_grad():
+                for node in self.graph.nodes:
+                    if node not in self.values:
+                        self.values[node] = runner.run_node(node)
+        finally:
+            self.settling = False
+        return self.values[wanted]
+
+    # While something is settled, modules are really called, and not recorded.
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        return forward(*args, **kwargs) if self.settling else super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        return attr_val if self.settling else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
+class _Number:
+    """A value under tracing that can be used as a number where it is a size."""
+
+    tracer: fx.proxy.TracerBase
+    node: fx.Node
+
+    def _settled(self, what: str) -> Any:
+        assert isinstance(self.tracer, Tracer)
+        if not is_fact(self.node):
+            raise TypeError(f"{what} of a value that is known only when the network runs")
+        return self.tracer.settle(self.node)
+
+    def __int__(self) -> int:
+        return int(self._settled("int()"))
+
+    def __index__(self) -> int:
+        return int(self._settled("an index made"))
+
+    def __float__(self) -> float:
+        return float(self._settled("float()"))
+
+    def __len__(self) -> int:
+        return len(self._settled("len()"))
+
+
+class _Attribute(_Number, fx.proxy.Attribute):
+    """x.shape, say."""
+
+
+class _Proxy(_Number, fx.Proxy):
+    def __getattr__(self, k: str) -> fx.proxy.Attribute:
+        return _Attribute(self, k)
+
+
+def is_fact(node: fx.Node) -> bool:
+    """Whether a value follows from the shapes and types of tensors alone, not from what they hold."""
+    if node.op == "call_method" and node.target in SIZES:
+        return True
+    if node.op == "call_function" and node.target is getattr:
+        return node.args[1] in FACTS
+    return node.op in ("call_function", "call_method") and all(map(is_fact, node.all_input_nodes))
