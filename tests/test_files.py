@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -86,8 +87,12 @@ def test_a_plan_is_the_json_that_it_was_documented_as():
         "inputs": [[1, 3, 32, 32]],
         "placement": "sum",
         "streams": "independent",
+        "ignore": [],
         "groups": {"conv1": {"width": 16, "keep": [0, 3, 15]}, "layer1.0": {"width": 12, "keep": []}},
+        "base": None,
     }
+    again = dataclasses.replace(PLAN, ignore=("head",), base=PLAN)
+    assert Plan.from_json(again.to_json()) == again
     assert PLAN.kept_filters == 3
     assert PLAN.all_filters == 28
     assert PLAN.groups["conv1"].mask.nonzero()[0].tolist() == [0, 3, 15]
@@ -165,6 +170,11 @@ def regrouped(width, keep) -> str:
         changed(inputs=[[True, 3]]),
         changed(inputs="1, 3"),
         changed(inputs=[[1 << 40]]),
+        changed(ignore="head"),
+        changed(ignore=[3]),
+        changed(base=3),
+        changed(base={}),
+        changed(base=[]),
         changed(groups=[]),
         changed(groups={"conv1": 3}),
         changed(groups={"conv1": {"width": 4}}),

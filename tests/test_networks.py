@@ -502,22 +502,36 @@ class SamePadded(nn.Conv2d):
 
 
 class Standardized(nn.Conv2d):
-    """Its weights are normalised over inputs: with fewer of them every weight is another one."""
+    """Its weights are normalised over inputs: with fewer of them every weight is another one, so it keeps them all."""
+
+    def __init__(self, inputs: int, outputs: int, size: int, **options) -> None:
+        super().__init__(inputs, outputs, size, **options)
+        self.gain = nn.Parameter(torch.rand(outputs, 1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
-        return F.conv2d(x, weight / weight.std((1, 2, 3), keepdim=True), self.bias, 1, 1)
+        weight = self.weight.reshape(self.out_channels, -1)
+        weight = (weight - weight.mean(1, keepdim=True)) / (weight.var(1, keepdim=True) + 1e-4).sqrt()
+        return F.conv2d(x, weight.view_as(self.weight) * self.gain, self.bias, 1, 1, 1, self.groups)
+
+
+class Entangled(nn.Conv2d):
+    """Its weights are normalised over outputs as well: it cannot be cut at all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight / self.weight.norm(), self.bias, 1, 1)
 
 
 def test_layers_built_upon_known_ones_are_tried_out() -> None:
     check(ConstantsReach(nn.Sequential(NormAct(8), SamePadded(8, 8, 3, 2))))
+    for groups in (1, 2, 8):
+        check(ConstantsReach(nn.Sequential(NormAct(8), Standardized(8, 8, 3, groups=groups))))
     model = ConstantsReach(NormAct(8)).double().train()
     before = model.middle.num_batches_tracked.clone()
     prepare(model, X)
     assert model.middle.num_batches_tracked == before
     for middle, message in (
         (SquashingNorm(8), "more than treat channels one by one"),
-        (Standardized(8, 8, 3), "its weights depend on each other"),
+        (Entangled(8, 8, 3), "its weights depend on each other"),
     ):
         with pytest.raises(GraphError, match=message):
             prepare(ConstantsReach(middle).double(), X)

@@ -2,13 +2,14 @@
 
 from paam.api import Pruned, prune
 from paam.artifacts import load, save
-from paam.cost import Counted, Latency, count, measure_latency
+from paam.cost import Counted, count
 from paam.errors import PaamError
 from paam.plan import Plan
 from paam.pruner import Pruner
 from paam.recipe import Recipe, load_recipe
 from paam.schedule import Schedule
 from paam.select import Selection, Target
+from paam.speed import Latency, measure_latency
 from paam.version import __version__
 
 __all__ = [

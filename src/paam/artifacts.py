@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -31,22 +32,31 @@ def save(small: nn.Module, directory: str | Path) -> None:
     write_atomically(directory / PLAN_FILE, plan.to_json().encode())
 
 
-def load(directory: str | Path, model: nn.Module) -> nn.Module:
-    """The pruned network of a directory, in evaluation mode. ``model``: any of the original architecture."""
-    directory = Path(directory)
-    plan = Plan.read(directory / PLAN_FILE)
+def load(path: str | Path, model: nn.Module) -> nn.Module:
+    """The pruned network of a directory, or of one exported file, in evaluation mode.
+
+    ``model``: any of the original architecture; its weights do not matter.
+    """
+    path = Path(path)
+    if path.is_file():
+        weights = path
+        state, header = read_tensors(weights, KIND)
+        plan = Plan.from_json(json.dumps(header.get("content")), str(weights))
+    else:
+        weights = path / WEIGHTS_FILE
+        plan = Plan.read(path / PLAN_FILE)
+        state, header = read_tensors(weights, KIND)
+    if header.get("plan") != plan.digest:
+        raise ArtifactError(f"{weights} was written for another plan than the one beside it.")
     try:
         small = rebuild(model, plan)
     except GraphError as error:
-        raise ArtifactError(f"The model is not the one that {directory} was made from: {error}") from error
-    state, header = read_tensors(directory / WEIGHTS_FILE, KIND)
-    if header.get("plan") != plan.digest:
-        raise ArtifactError(f"{directory / WEIGHTS_FILE} was written for another plan than the one beside it.")
+        raise ArtifactError(f"The model is not the one that {path} was made from: {error}") from error
     expected = small.state_dict()
     wrong = [name for name in expected if name not in state or state[name].shape != expected[name].shape]
     if wrong or len(state) != len(expected):
         name = wrong[0] if wrong else next(name for name in state if name not in expected)
-        raise ArtifactError(f"{directory / WEIGHTS_FILE} does not fit the model at '{name}'; is it the right one?")
+        raise ArtifactError(f"{weights} does not fit the model at '{name}'; is it the right one?")
     small.load_state_dict(state)
     return small.eval()
 

@@ -1,4 +1,4 @@
-"""The one counter: parameters, multiply-accumulates, latency. It also names what it did not count.
+"""The one counter of parameters and multiply-accumulates. It also names what it did not count.
 
 MACs are those of convolutions and linear layers (matrix products included), for one pass over the given inputs
 divided by the batch size. Everything else that ran is listed in ``uncounted``.
@@ -7,8 +7,6 @@ divided by the batch size. Everything else that ran is listed in ``uncounted``.
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,15 +29,6 @@ class Counted:
     uncounted: dict[str, int]
 
 
-@dataclass(frozen=True)
-class Latency:
-    """Milliseconds per batch: the median of the runs, and the quartiles around it."""
-
-    median: float
-    low: float
-    high: float
-
-
 def count(model: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Counted:
     """Count a model by running it once, in evaluation mode, on the example."""
     examples = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
@@ -48,36 +37,6 @@ def count(model: nn.Module, example_inputs: Tensor | tuple[Tensor, ...]) -> Coun
         model(*examples)
     params = sum(p.numel() for p in model.parameters())
     return Counted(params, counter.macs // examples[0].shape[0], dict(counter.uncounted))
-
-
-def measure_latency(
-    models: dict[str, nn.Module], example: Tensor, *, repeats: int = 30, warmup: int = 5
-) -> dict[str, Latency]:
-    """Time several models on one batch, taking turns, so that all of them meet the same disturbances."""
-    times: dict[str, list[float]] = {name: [] for name in models}
-    for model in models.values():
-        with evaluating(model), torch.inference_mode():
-            for _ in range(warmup):
-                model(example)
-    for _ in range(repeats):
-        for name, model in models.items():
-            with evaluating(model), torch.inference_mode():
-                _wait(example.device)
-                start = time.perf_counter()
-                model(example)
-                _wait(example.device)
-                times[name].append(1e3 * (time.perf_counter() - start))
-    return {name: _summary(values) for name, values in times.items()}
-
-
-def _summary(times: list[float]) -> Latency:
-    low, median, high = statistics.quantiles(times, n=4)
-    return Latency(median, low, high)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 # The parameter is called ``input`` as in torch, whose callers may give it by that name.

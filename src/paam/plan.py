@@ -21,7 +21,7 @@ from paam.errors import ArtifactError
 from paam.files import parse_json, read_text
 
 FORMAT = "paam-plan"
-VERSION = 2
+VERSION = 1
 LARGEST_INPUT = 1 << 28
 """Values in an example input: a plan that names more is damaged."""
 
@@ -120,11 +120,11 @@ def _plan(data: object, source: str) -> Plan:
         if data.get("version") != VERSION:
             raise ArtifactError(f"{source} has plan version {data.get('version')}; this paam reads version {VERSION}.")
         strings = [data.get(key) for key in ("fingerprint", "placement", "streams")]
-        groups, ignore = data.get("groups"), data.get("ignore")
+        groups, ignore = data.get("groups"), data.get("ignore", [])
         if not all(isinstance(s, str) for s in strings) or not isinstance(groups, dict):
             raise ArtifactError(f"{source} lacks its fingerprint, placement, streams or groups.")
         if not isinstance(ignore, list) or not all(isinstance(name, str) for name in ignore):
-            raise ArtifactError(f"{source} lacks the list of what it ignores.")
+            raise ArtifactError(f"{source} names what it ignores in another way than as a list of text.")
         inputs = _shapes(data.get("inputs"), source)
         kept = {name: _kept(name, entry, source) for name, entry in groups.items()}
         chain.append(Plan(data["fingerprint"], inputs, data["placement"], data["streams"], kept, tuple(ignore)))

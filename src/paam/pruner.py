@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -118,8 +119,11 @@ class Pruner:
         terms = [self._balance[name] * gate.scores().abs().sum() for name, gate in self.gates.items()]
         return self._penalty * torch.stack(terms).sum()
 
-    def select(self, **target: float | None) -> Selection:
-        """Choose what stays by the current scores: threshold=, keep_filters=, keep_macs= or keep_params=."""
+    def select(self, **target: Any) -> Selection:
+        """Choose what stays by the current scores: threshold=, keep_filters=, keep_macs= or keep_params=; round_to=.
+
+        See :class:`paam.Target`.
+        """
         return self.use(select(self.network, self.scores(), Target(**target)))
 
     def use(self, selection: Selection) -> Selection:
@@ -135,7 +139,7 @@ class Pruner:
             yield
 
     @contextmanager
-    def weighting(self, **target: float | None) -> Iterator[None]:
+    def weighting(self, **target: Any) -> Iterator[None]:
         """Weight phase: binary gates; scorers do not move. A target selects anew, none keeps the current selection.
 
         Filters whose gate is closed leave the phase as they entered it, whatever momentum or weight decay did to

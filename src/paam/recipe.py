@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from paam.activations import ACTIVATIONS
 from paam.data import DATASETS
@@ -19,8 +19,6 @@ from paam.network import BALANCES, PLACEMENTS, STREAMS
 from paam.schedule import DECAYS, Schedule
 from paam.scorers import LEARNING_RATES, SCORERS
 from paam.select import Target
-
-TARGETS = tuple(f.name for f in dataclasses.fields(Target))
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,7 @@ class PruneSettings:
     dim_ratio: float = 1.0
     alpha: float = 1.0
     score_norm: str = "eval"
+    ignore: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -132,6 +131,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "data.holdout": (0, 0.9),
     "data.batch_size": (1, 1 << 20),
     "data.crop": (0, 256),
+    "target.round_to": (1, 4096),
     "prune.penalty": (0, _INF),
     "prune.dim_ratio": (1e-6, 64),
     "prune.alpha": (1e-12, _INF),
@@ -170,8 +170,9 @@ def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe
         tree = _shipped(name)
     tree.pop("variants", None)
     overrides = overrides or {}
-    if any(key.startswith("target.") for key in overrides):
-        tree["target"] = {}  # a new target takes the place of the recipe's own
+    if any(key.startswith("target.") and key != "target.round_to" for key in overrides):
+        # A new target takes the place of the recipe's own.
+        tree["target"] = {key: value for key, value in tree.get("target", {}).items() if key == "round_to"}
     for key, value in overrides.items():
         _override(tree, key, value)
     return recipe_from_tree(tree)
@@ -243,6 +244,8 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         # TOML's basic strings escape as JSON does, but for DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
     return repr(value)
 
 
@@ -285,6 +288,10 @@ def _hint(prefix: str, key: str, known: Sequence[str]) -> str:
 
 
 def _checked(name: str, value: Any, hint: Any) -> Any:
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise RecipeError(f'{name} must be a list, such as ["layer1", "layer2"]; {value!r} was given.')
+        return tuple(_checked(name, item, get_args(hint)[0]) for item in value)
     kinds = get_args(hint) or (hint,)
     if float in kinds and type(value) is int:
         try:

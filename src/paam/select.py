@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +22,19 @@ from paam.plan import Plan
 
 @dataclass(frozen=True)
 class Target:
-    """Where to stop: exactly one of these. Shares are of the dense network, 0 to 1, and are never exceeded."""
+    """Where to stop: exactly one of the first four. Shares are of the dense network, 0 to 1, and are never exceeded.
+
+    ``round_to``: every group keeps a multiple of so many filters (or all of them, or none): widths that hardware likes.
+    """
 
     threshold: float | None = None
     keep_filters: float | None = None
     keep_macs: float | None = None
     keep_params: float | None = None
+    round_to: int = 1
 
     def __post_init__(self) -> None:
-        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        given = {name: getattr(self, name) for name in TARGETS if getattr(self, name) is not None}
         if len(given) != 1:
             what = " and ".join(given) if given else "none"
             raise TargetError(
@@ -41,10 +45,16 @@ class Target:
             raise TargetError(f"{name} must be a finite number; {value} was given.")
         if name != "threshold" and not 0 < value <= 1:
             raise TargetError(f"{name} is the share that may remain, above 0 and up to 1; {value:g} was given.")
+        if not isinstance(self.round_to, int) or self.round_to < 1:
+            raise TargetError(f"round_to is a whole number of filters, 1 or more; {self.round_to} was given.")
 
     def __str__(self) -> str:
-        name = next(f.name for f in fields(self) if getattr(self, f.name) is not None)
-        return f"{name} = {getattr(self, name):g}"
+        name = next(name for name in TARGETS if getattr(self, name) is not None)
+        rounded = f", widths in steps of {self.round_to}" if self.round_to > 1 else ""
+        return f"{name} = {getattr(self, name):g}{rounded}"
+
+
+TARGETS = ("threshold", "keep_filters", "keep_macs", "keep_params")
 
 
 @dataclass(frozen=True)
@@ -59,16 +69,8 @@ class Selection:
 
 def select(network: Network, scores: Mapping[str, Tensor], target: Target) -> Selection:
     """Choose the filters that stay. ``scores``: group name -> [width]."""
-    order = _Order(network, scores)
-    if target.threshold is not None:
-        removed = order.below(target.threshold)
-    elif target.keep_filters is not None:
-        removed = order.total - int(np.floor(target.keep_filters * order.total + 1e-9))
-        if removed > order.removable:
-            least = (order.total - order.removable) / order.total
-            raise _unreachable("keep_filters", target.keep_filters, least)
-    else:
-        removed = _fit_budget(network, order, target)
+    order = _Order(network, scores, target.round_to)
+    removed = order.below(target.threshold) if target.threshold is not None else _fit_budget(network, order, target)
     choice = order.choice(removed)
     cost = network.cost(choice)
     shares = cost.params / network.dense.params, cost.macs / network.dense.macs
@@ -78,18 +80,21 @@ def select(network: Network, scores: Mapping[str, Tensor], target: Target) -> Se
 
 def _fit_budget(network: Network, order: _Order, target: Target) -> int:
     """How many filters to remove so that the cost just fits: with one fewer it does not."""
-    name = "macs" if target.keep_macs is not None else "params"
-    share = target.keep_macs if target.keep_macs is not None else target.keep_params
-    assert share is not None
-    dense: int = getattr(network.dense, name)
+    name = next(name for name in TARGETS if getattr(target, name) is not None)
+    share: float = getattr(target, name)
 
     def cost(removed: int) -> int:
-        value: int = getattr(network.cost(order.choice(removed)), name)
-        return value
+        choice = order.choice(removed)
+        if name == "keep_filters":
+            return sum(int(mask.sum()) for mask in choice.values())
+        predicted = network.cost(choice)
+        return predicted.macs if name == "keep_macs" else predicted.params
 
-    if (least := cost(order.removable)) > share * dense:
-        raise _unreachable(f"keep_{name}", share, least / dense)
-    return bisect_left(range(order.removable + 1), True, key=lambda removed: cost(removed) <= share * dense)
+    whole = {"keep_filters": order.total, "keep_macs": network.dense.macs, "keep_params": network.dense.params}[name]
+    allowed = math.floor(share * whole + 1e-9 * whole)  # 0.7 of 10 filters is 7, whatever 0.7 * 10 is
+    if (least := cost(order.removable)) > allowed:
+        raise _unreachable(name, share, least / whole)
+    return bisect_left(range(order.removable + 1), True, key=lambda removed: cost(removed) <= allowed)
 
 
 def _unreachable(name: str, share: float, least: float) -> TargetError:
@@ -102,8 +107,9 @@ def _unreachable(name: str, share: float, least: float) -> TargetError:
 class _Order:
     """All removable filters in one line, lowest score first; those of the strongest path stand outside."""
 
-    def __init__(self, network: Network, scores: Mapping[str, Tensor]) -> None:
+    def __init__(self, network: Network, scores: Mapping[str, Tensor], round_to: int) -> None:
         self.groups = network.groups
+        self.round_to = round_to
         plain = {group.name: _checked(group, scores[group.name]) for group in network.groups}
         protected = network.strongest_path(plain)
         values, ranks, owners, numbers = [], [], [], []
@@ -120,7 +126,7 @@ class _Order:
         line = np.lexsort((np.concatenate(ranks), value))
         self.values = value[line]
         self.owners = np.concatenate(owners)[line]
-        self.numbers = np.concatenate(numbers)[line]
+        self.numbers_of = numbers  # of each group, lowest score first
         self.removable = len(line)
         self.total = sum(group.width for group in network.groups)
 
@@ -134,10 +140,19 @@ class _Order:
         return float(np.nextafter(self.values[-1], np.inf)) if self.removable else 0.0
 
     def choice(self, removed: int) -> Choice:
-        masks = [np.ones(group.width, dtype=bool) for group in self.groups]
-        for owner, number in zip(self.owners[:removed], self.numbers[:removed], strict=True):
-            masks[owner][number] = False
-        return {group.name: mask for group, mask in zip(self.groups, masks, strict=True)}
+        """The filters that stay when the first ``removed`` of the line fall; rounding brings back those that fell last.
+
+        Removing more never brings a filter back, so that costs can be searched by bisection.
+        """
+        counts = np.bincount(self.owners[:removed], minlength=len(self.groups))
+        choice = {}
+        for owner, group in enumerate(self.groups):
+            kept = group.width - int(counts[owner])
+            rounded = min(-(-kept // self.round_to) * self.round_to, group.width)
+            mask = np.ones(group.width, dtype=bool)
+            mask[self.numbers_of[owner][: group.width - rounded]] = False
+            choice[group.name] = mask
+        return choice
 
 
 def _checked(group: Group, scores: Tensor) -> NDArray[np.float64]:

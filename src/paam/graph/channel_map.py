@@ -119,4 +119,9 @@ class NoChannels(nn.Module):
         return network_input.new_empty(network_input.shape[0], *self.shape[1:])
 
 
+def whole_shape(x: Tensor, axis: int, channels: int) -> tuple[int, ...]:
+    """The shape of x as it was before channels were removed."""
+    return (*x.shape[:axis], channels, *x.shape[axis + 1 :])
+
+
 ADDED_LAYERS = (ChannelMap, ChannelOffset, OnesChannel, NoChannels)

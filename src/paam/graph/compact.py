@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,10 +20,11 @@ from torch import Tensor, fx, nn
 
 from paam.errors import GraphError
 from paam.gates import apply_gate
-from paam.graph.channel_map import ChannelMap, ChannelOffset, NoChannels, OnesChannel
+from paam.graph.channel_map import ChannelMap, ChannelOffset, NoChannels, OnesChannel, whole_shape
 from paam.graph.flows import CONST, Layout, Mix, Pass
 from paam.graph.joins import Add, Concat, Route, Stored
 from paam.graph.modes import evaluating
+from paam.graph.shrink import shrink_mix, shrink_per_channel, shrink_stored
 from paam.graph.site import Op
 from paam.graph.solve import Masks, Settled, Solution, solve
 from paam.graph.trace import Traced
@@ -82,7 +84,8 @@ class _Builder:
                 old = self.nodes[source]
                 if (new := self._mapped(step, position, node)) is not old:
                     node.replace_input_with(old, new)
-            if op.literal:
+            if op.sized:
+                node.meta["shape"] = self.shapes[op.name]
                 _rewrite_size(node, op.axis, len(step.out))
             if op.shared is None or op.shared not in self.shrunk:
                 self._shrink(step, node)
@@ -95,9 +98,9 @@ class _Builder:
         if isinstance(op.flow, Mix):
             self._shrink_mix(step, op.flow, node)
         elif isinstance(op.flow, Stored):
-            _shrink_stored(self.root, str(op.node.target), op.axis, step.made)
+            shrink_stored(self.root, str(op.node.target), op.axis, step.made)
         elif isinstance(op.flow, Pass) and op.module is not None:
-            _shrink_per_channel(self.root.get_submodule(str(op.node.target)), step.width, step.made)
+            shrink_per_channel(self.root.get_submodule(str(op.node.target)), step.width, step.made)
 
     def finish(self, rewired: bool) -> nn.Module:
         if not rewired:
@@ -105,12 +108,36 @@ class _Builder:
         for module in self.root.modules():
             if getattr(module, "inplace", False):
                 module.inplace = False  # type: ignore[assignment]
+        self._keep_sizes()
         self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
         for node in [node for node in reversed(self.graph.nodes) if node in self.gone]:
             self._leave_shape(node)
         self.root.add_module(MAPS, self.maps)
         # The module takes along only what the remaining graph reads.
         return fx.GraphModule(self.root, self.graph, self.name).train(self.root.training)
+
+    def _keep_sizes(self) -> None:
+        """Let whoever reads the number of channels of a value read that of the whole network.
+
+        What follows from it, a view's other sizes or a scale, is then what it was. Views of the value itself have been
+        given the new number already.
+        """
+        for original, node in self.nodes.items():
+            is_size = node.op == "call_method" and node.target == "size"
+            if not is_size and not (node.target is getattr and node.args[1] == "shape"):
+                continue
+            source = original.args[0]
+            if not isinstance(source, fx.Node) or source not in self.axes:
+                continue
+            axis = self.axes[source]
+            whole = self.shapes[source.name][axis]
+            if self.widths[source] == whole:
+                continue
+            with self.graph.inserting_before(node):
+                sizes = self.graph.call_function(whole_shape, (node.args[0], axis, whole))
+                if is_size and len(original.args) > 1:
+                    sizes = self.graph.call_function(operator.getitem, (sizes, original.args[1]))
+            node.replace_all_uses_with(sizes)
 
     def _mapped(self, step: Settled, position: int, before: fx.Node) -> fx.Node:
         """The node that provides input ``position`` with the channels it must hold."""
@@ -166,29 +193,16 @@ class _Builder:
 
     def _shrink_mix(self, step: Settled, flow: Mix, node: fx.Node) -> None:
         layer: Any = self.root.get_submodule(str(node.target))
-        if flow.groups > 1 and not flow.depthwise:
-            _shrink_grouped(layer, flow, step)
-            return
-        rows, columns = torch.from_numpy(step.made), torch.from_numpy(step.wanted[0])
-        whole: Tensor = layer.weight.detach()
-        if flow.transposed and not flow.depthwise:
-            whole = whole.transpose(0, 1)
-        weight = whole[rows] if flow.depthwise else whole[rows][:, columns]
-        bias = None if layer.bias is None else layer.bias.detach()[rows]
+        constant = None
         if step.folded:
             values = self.values[step.op.inputs[0].name].double().clone()
-            values[columns] = 0
-            # What the constant inputs add to each output, per kernel position: [rows, 1, ...].
-            constant = torch.einsum("oc...,c->o...", whole[rows].double(), values).unsqueeze(1)
+            values[torch.from_numpy(step.wanted[0])] = 0
+            whole = layer.weight.detach().transpose(0, 1) if flow.transposed else layer.weight.detach()
+            rows = whole[torch.from_numpy(step.made)].double()
+            constant = torch.einsum("oc...,c->o...", rows, values).unsqueeze(1)
             if flow.padded:
-                weight = torch.cat([weight, constant.to(weight.dtype)], 1)
                 node.replace_input_with(node.args[0], self._insert(OnesChannel(step.op.axis), node.args[0], node))  # type: ignore[arg-type]
-            else:
-                shift = constant.flatten(1).sum(1).to(weight.dtype)
-                bias = shift if bias is None else bias + shift
-        if flow.transposed and not flow.depthwise:
-            weight = weight.transpose(0, 1)
-        _set_mix(layer, weight, bias, len(step.made) if flow.depthwise else 1)
+        shrink_mix(layer, flow, step.made, step.wanted[0], constant)
 
     def _append(self, step: Settled, places: Layout, node: fx.Node) -> None:
         """Pass on only some of the channels that an operation makes, to all of its readers."""
@@ -221,71 +235,18 @@ def _spread(values: Tensor, constants: Layout, layout: Layout) -> Tensor:
 
 
 def _rewrite_size(node: fx.Node, axis: int, size: int) -> None:
-    """x.view(-1, 512) -> x.view(-1, 300)."""
+    """x.view(-1, 512) -> x.view(-1, 300), and as much for sizes read off another tensor."""
     first, *sizes = node.args
-    if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
-        whole = list(sizes[0])
-        whole[axis] = size
-        node.args = (first, tuple(whole))
-    else:
-        sizes[axis] = size
-        node.args = (first, *sizes)
-
-
-def _shrink_stored(root: nn.Module, target: str, axis: int, layout: Layout) -> None:
-    owner, _, name = target.rpartition(".")
-    module = root.get_submodule(owner)
-    value: Tensor = getattr(module, name)
-    kept = value.detach().index_select(axis, torch.from_numpy(layout).to(value.device))
-    setattr(module, name, nn.Parameter(kept, value.requires_grad) if isinstance(value, nn.Parameter) else kept)
-
-
-def _shrink_grouped(layer: Any, flow: Mix, step: Settled) -> None:
-    """Cut a grouped convolution to its groups that are left, each as long as the longest."""
-    groups, length = flow.active(step.made), flow.rows_per_group(step.made)
-    size_in, size_out = flow.inputs // flow.groups, flow.outputs // flow.groups
-    columns = step.wanted[0].reshape(len(groups), -1)
-    whole: Tensor = layer.weight.detach()
-    shape = (len(groups), length, columns.shape[1], *whole.shape[2:])
-    weight = whole.new_zeros(shape)
-    bias = None if layer.bias is None else layer.bias.detach().new_zeros(len(groups), length)
-    for place, group in enumerate(groups):
-        rows = torch.from_numpy(step.made[step.made // size_out == group])
-        held = torch.from_numpy(columns[place][columns[place] >= 0] - group * size_in)
-        if flow.transposed:  # [in, out / groups, ...]
-            block = whole[group * size_in : (group + 1) * size_in].transpose(0, 1)[rows - group * size_out]
+    if len(sizes) == 1 and not isinstance(sizes[0], int):
+        given = sizes[0]
+        if isinstance(given, fx.Node):
+            dims = len(node.meta["shape"])
+            with node.graph.inserting_before(node):
+                sizes = [node.graph.call_function(operator.getitem, (given, place)) for place in range(dims)]
         else:
-            block = whole[rows]
-        weight[place, : len(rows), : len(held)] = block[:, held]
-        if bias is not None:
-            bias[place, : len(rows)] = layer.bias.detach()[rows]
-    weight = weight.transpose(1, 2).flatten(0, 1) if flow.transposed else weight.flatten(0, 1)
-    _set_mix(layer, weight, None if bias is None else bias.flatten(), len(groups))
-
-
-def _set_mix(layer: Any, weight: Tensor, bias: Tensor | None, groups: int) -> None:
-    needs_grad = layer.weight.requires_grad
-    layer.weight = nn.Parameter(weight.contiguous(), needs_grad)
-    layer.bias = None if bias is None else nn.Parameter(bias, needs_grad)
-    if isinstance(layer, nn.Linear):
-        layer.out_features, layer.in_features = weight.shape
-    else:
-        near, far = weight.shape[0], weight.shape[1] * groups
-        layer.out_channels, layer.in_channels = (far, near) if layer.transposed else (near, far)
-        layer.groups = groups
-
-
-def _shrink_per_channel(layer: Any, width: int, layout: Layout) -> None:
-    """Cut what a layer holds for each channel: statistics, scales and offsets of a norm, slopes of a PReLU."""
-    rows = torch.from_numpy(layout)
-    for count in ("num_features", "num_parameters"):
-        if getattr(layer, count, None) == width:
-            setattr(layer, count, len(layout))
-    for name, value in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
-        if value.shape == (width,):
-            kept = value.detach()[rows]
-            is_parameter = isinstance(value, nn.Parameter)
-            setattr(layer, name, nn.Parameter(kept, value.requires_grad) if is_parameter else kept)
+            sizes = list(given)  # type: ignore[arg-type]
+    sizes[axis] = size
+    node.args = (first, *sizes)
 
 
 class _Observer(fx.Interpreter):

@@ -72,13 +72,14 @@ def reduction(site: Site, call: fx.Node | None = None) -> Op:
     call = call or site.node
     arguments = dataclasses.replace(site, node=call)
     x = arguments.x
-    dims = arguments.argument(1, "dim", None)
+    second = 2 if call.target in (torch.norm, "norm") else 1  # a norm's order comes first
+    dims = arguments.argument(second, "dim", None)
     dims = (dims,) if isinstance(dims, int) else dims
     shape, axis = site.shape(x), site.axis(x)
     reduced = set(range(len(shape))) if dims is None else {d % len(shape) for d in dims}
     if 0 in reduced:
         raise site.refusal("it goes over the batch")
-    keepdim = arguments.argument(2, "keepdim", False)
+    keepdim = len(site.shape()) == len(shape)
     if axis in reduced:
         place = axis if keepdim else min(1, len(site.shape()) - 1)
         return site.op(Whole(site.shape()[place]), x, axis=place)
@@ -120,15 +121,15 @@ def _joint(site: Site, left: Any, right: Any, *, zero_wins: bool) -> Op:
     sides = [side for side in (left, right) if isinstance(side, fx.Node) and side.name in site.shapes]
     if len(sides) == 1:
         return pointwise(site, sides[0])
-    if any(side.name not in site.axes for side in sides):
-        raise site.refusal("one side has its channels spread over several axes")
+    for side in sides:
+        site.axis(side)
     total = len(site.shape())
     # Axes are compared counted from the end, as broadcasting does.
     axes = {site.axis(side) - len(site.shape(side)) for side in sides if site.width(side) > 1}
-    if len(axes) > 1:
-        raise site.refusal("its sides have their channels on different axes")
-    if axes and site.shape()[axes.copy().pop() + total] != max(site.width(side) for side in sides):
-        raise site.refusal("it spreads channels over another axis")
+    apart = len(axes) > 1
+    if apart or (axes and site.shape()[axes.copy().pop() + total] != max(site.width(side) for side in sides)):
+        place = site.axis(sides[0]) - len(site.shape(sides[0])) + total
+        return site.op(Whole(site.shape()[place]), *sides, axis=place)
     ordered = sorted(sides, key=lambda side: -site.width(side)) if zero_wins else sides
     flow = Zip(tuple(site.width(side) for side in ordered), zero_wins)
     return site.op(flow, *ordered, axis=(axes or {site.axis(sides[0]) - total}).pop() + total)
@@ -143,17 +144,27 @@ def softmax(site: Site) -> Op:
     return site.op(Whole(site.width(site.x)) if over_channels else Pass(zero=CONST))
 
 
+def barrier(site: Site) -> Op:
+    """An operation that mixes channels, or moves them in ways not followed here: it reads whole values."""
+    return _all_read(site, opaque=False)
+
+
 def left_alone(site: Site) -> Op:
     """What the user has named in ``ignore``: it reads whole values, and nothing in it changes."""
+    return _all_read(site, opaque=True)
+
+
+def _all_read(site: Site, *, opaque: bool) -> Op:
     inputs = [node for node in site.node.all_input_nodes if node.name in site.shapes]
     if not inputs:
         raise site.refusal("nothing that the model computes goes into it, so that it cannot be left alone")
+    for node in inputs:
+        site.axis(node)
+    # Nothing of the result is ever removed, so that any axis may count as its channels': that which is read next.
     dims = len(site.shape())
     sequence = dims == 3 and any(_reads_last(site, user) for user in site.node.users)
     axis = dims - 1 if sequence else min(1, dims - 1)
-    for node in inputs:
-        site.axis(node)
-    return site.op(Whole(site.shape()[axis], opaque=True), *inputs, axis=axis)
+    return site.op(Whole(site.shape()[axis], opaque), *inputs, axis=axis)
 
 
 def _reads_last(site: Site, user: fx.Node) -> bool:

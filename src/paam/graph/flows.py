@@ -106,7 +106,8 @@ class Mix:
     """Convolution or linear layer: in each group, every output reads every input.
 
     ``padded``: zero padding makes a constant input spatially uneven, so that constants cannot be folded into a bias.
-    They are then read from one extra input channel of ones; see compact.py.
+    They are then read from one extra input channel of ones; see compact.py. ``whole``: no input may be missing, as
+    when weights are standardised over the inputs.
     """
 
     inputs: int
@@ -115,6 +116,7 @@ class Mix:
     biased: bool
     padded: bool
     transposed: bool = False
+    whole: bool = False
 
     @property
     def depthwise(self) -> bool:
@@ -138,10 +140,10 @@ class Mix:
         if self.depthwise:
             return [rows], rows
         if self.groups == 1:
-            return [inputs[0]], rows
+            return [np.arange(self.inputs) if self.whole and len(rows) else inputs[0]], rows
         # A grouped convolution needs as many inputs in each group: the shorter groups are filled up with zeros (-1).
         # Constants are filled in as well, instead of being folded into the bias.
-        held = states[0] == CONST
+        held = (states[0] == CONST) | self.whole
         held[inputs[0]] = True
         size = self.inputs // self.groups
         groups = [np.flatnonzero(held[g * size : (g + 1) * size]) + g * size for g in self.active(rows)]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from paam.errors import one_line
-from paam.graph.flows import CONST, Mix, Pass, Whole
+from paam.graph.flows import CONST, Layout, Mix, Pass, Whole
+from paam.graph.shrink import shrink_mix
 from paam.graph.site import Op, Site
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -20,12 +23,12 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 def convolution(site: Site) -> Op:
     conv = site.module
-    _check_weight(site)
+    _check(site)
     assert isinstance(conv, CONVOLUTIONS)
     # Somebody's own convolution may pad in its own way: then constants are never folded.
     padded = _padding(conv) if type(conv) in CONVOLUTIONS else True
-    _try_shrinking(site, conv.in_channels, conv.out_channels, conv.groups)
-    return site.op(Mix(conv.in_channels, conv.out_channels, conv.groups, conv.bias is not None, padded), axis=1)
+    flow = Mix(conv.in_channels, conv.out_channels, conv.groups, conv.bias is not None, padded)
+    return site.op(_tried(site, flow), axis=1)
 
 
 def _padding(conv: Any) -> bool:
@@ -40,27 +43,28 @@ def _padding(conv: Any) -> bool:
 
 def transposed_convolution(site: Site) -> Op:
     conv = site.module
-    _check_weight(site)
+    _check(site)
     assert isinstance(conv, TRANSPOSED)
     # Neighbouring outputs receive from different numbers of inputs: a constant does not stay one, as if it were padded.
     flow = Mix(conv.in_channels, conv.out_channels, conv.groups, conv.bias is not None, True, transposed=True)
     return site.op(flow, axis=1)
 
 
-def _check_weight(site: Site) -> None:
+def _check(site: Site) -> None:
+    axis = len(site.shape(site.x)) - 1 if isinstance(site.module, nn.Linear) else 1
+    if site.axis(site.x) != axis:
+        raise site.refusal("it reads another axis than the one that paam takes for the channels'")
     if not isinstance(getattr(site.module, "weight", None), nn.Parameter):
         raise site.refusal("its weight is computed from other tensors; remove the reparametrisation first")
 
 
 def linear(site: Site) -> Op:
     layer = site.module
-    _check_weight(site)
+    _check(site)
     assert isinstance(layer, nn.Linear)
-    _try_shrinking(site, layer.in_features, layer.out_features, 1)
     dims = len(site.shape(site.x))
-    if site.axis(site.x) != dims - 1:
-        raise site.refusal("it reads another axis than the channels'")
-    return site.op(Mix(layer.in_features, layer.out_features, 1, layer.bias is not None, False), axis=dims - 1)
+    flow = Mix(layer.in_features, layer.out_features, 1, layer.bias is not None, False)
+    return site.op(_tried(site, flow), axis=dims - 1)
 
 
 def batch_norm(site: Site) -> Op:
@@ -105,24 +109,48 @@ def _try_channels(site: Site) -> None:
         raise site.refusal("built upon a batch norm, it does more than treat channels one by one")
 
 
-def _try_shrinking(site: Site, inputs: int, outputs: int, groups: int) -> None:
-    """Somebody's own convolution or linear layer: cut to half of its channels it must compute half of what it did."""
+def _tried(site: Site, flow: Mix) -> Mix:
+    """The flow of somebody's own convolution or linear layer, found by trying.
+
+    Cut to half of its channels it must compute half of what it did. One that does so only with all of its inputs, as
+    with weights that are standardised over them, keeps them all.
+    """
     if type(site.module) in (*CONVOLUTIONS, nn.Linear):
-        return
+        return flow
+    problem = _shrinks(site, flow)
+    if not problem:
+        return flow
+    whole = dataclasses.replace(flow, whole=True)
+    if flow.depthwise or _shrinks(site, whole):
+        raise site.refusal(problem)
+    return whole
+
+
+def _shrinks(site: Site, flow: Mix) -> str:
+    """What goes wrong when a layer is cut to half of its channels; nothing, if it computes half of what it did."""
     layer: Any = copy.deepcopy(site.module).cpu().double().eval()  # type: ignore[union-attr]
-    shape = site.shape(site.x)
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    columns = inputs // 2 if groups == 1 else inputs
-    rows = max(outputs // 2, 1) if groups == 1 else outputs
-    x.narrow(site.axis(site.x), columns, inputs - columns).zero_()
+    rows = _first_halves(flow.outputs, flow.groups)
+    columns = np.arange(flow.inputs) if flow.whole else _first_halves(flow.inputs, flow.groups)
+    if flow.depthwise:
+        columns = rows = np.arange(max(flow.inputs // 2, 1))
+    axis = site.axis(site.x)
+    x = torch.randn(site.shape(site.x), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    absent = np.setdiff1d(np.arange(flow.inputs), columns)
+    x.index_fill_(axis, torch.from_numpy(absent), 0)
     with torch.no_grad():
-        whole = layer(x.clone())
-        layer.weight = nn.Parameter(layer.weight[:rows, :columns] if groups == 1 else layer.weight)
-        layer.bias = None if layer.bias is None else nn.Parameter(layer.bias[:rows])
+        truth = layer(x.clone())
+        shrink_mix(layer, flow, rows, columns)
         try:
-            cut = layer(x.narrow(site.axis(site.x), 0, columns))
+            cut = layer(x.index_select(axis, torch.from_numpy(columns)))
         except Exception as error:  # whatever the layer makes of fewer channels
-            raise site.refusal(f"it does not run with fewer channels ({one_line(error)})") from error
-    axis = 1 if not isinstance(layer, nn.Linear) else whole.dim() - 1
-    if columns and not torch.allclose(cut, whole.narrow(axis, 0, rows), rtol=1e-9, atol=1e-12):
-        raise site.refusal("with fewer channels it computes something else: its weights depend on each other")
+            return f"it does not run with fewer channels ({one_line(error)})"
+    truth = truth.index_select(truth.dim() - 1 if isinstance(layer, nn.Linear) else 1, torch.from_numpy(rows))
+    if cut.shape == truth.shape and torch.allclose(cut, truth, rtol=1e-9, atol=1e-12):
+        return ""
+    return "with fewer channels it computes something else: its weights depend on each other"
+
+
+def _first_halves(total: int, groups: int) -> Layout:
+    """The first half of each group, at least one."""
+    size = total // groups
+    return (np.arange(groups)[:, None] * size + np.arange(max(size // 2, 1))).ravel()

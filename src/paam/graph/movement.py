@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, fx
 
 from paam.graph.elementwise import reduction
-from paam.graph.flows import LIVE, ZERO, Pass
+from paam.graph.flows import LIVE, ZERO, Pass, Whole
 from paam.graph.joins import Concat, Empty, Flatten, Gather, Ones, Route, Stack
-from paam.graph.site import Op, Site, Tangle
+from paam.graph.site import Op, Site, Tangle, TangleError
 from paam.graph.trace import Shape
 
 SIZED = ("view", "reshape", torch.reshape, "expand")
@@ -63,25 +63,25 @@ def reshape(site: Site) -> Op | Tangle:
     after = _apply(site, before)
     shape, width = tuple(after.shape), site.width(origin)
     found = _channel_axis(after)
+    if site.node in site.whole:
+        return site.op(Whole(shape[_last_tangled(after)]), axis=_last_tangled(after))
     if found is None:
-        return Tangle(origin, after)
+        return Tangle(origin, after, tangle.first if tangle is not None else site.node)
     axis, source = found
     if tangle is not None:
         same_elsewhere = [s for i, s in enumerate(shape) if i != axis] == [
             s for i, s in enumerate(site.shape(origin)) if i != site.axis(origin)
         ]
-        if axis != site.axis(origin) or not same_elsewhere:
-            raise site.refusal(
-                f"together with the reshapings before, it turns {list(site.shape(origin))} into {list(shape)}"
-            )
+        if axis != site.axis(origin) or not same_elsewhere or len(source) != width:
+            raise TangleError(tangle.first)
         return site.op(Route(width, source), origin, axis=axis)
-    literal = site.node.target in SIZED and _literal(site, axis)
+    size = _size(site, axis) if site.node.target in SIZED else -1
     if np.array_equal(source, np.arange(width)):
-        return site.op(Pass(), axis=axis, literal=literal)
+        return site.op(Pass(), axis=axis, size=size)
     block = len(source) // width
     if np.array_equal(source, np.arange(width).repeat(block)):
-        return site.op(Flatten(block), axis=axis, literal=literal)
-    raise site.refusal("it reorders channels in a way that is not known")
+        return site.op(Flatten(block), axis=axis, size=size)
+    return site.op(Whole(len(source)), axis=axis)
 
 
 def _numbers(shape: Shape, axis: int) -> Tensor:
@@ -119,11 +119,19 @@ def _channel_axis(numbers: Tensor) -> tuple[int, np.ndarray[Any, np.dtype[np.int
     return None
 
 
-def _literal(site: Site, axis: int) -> bool:
+def _last_tangled(numbers: Tensor) -> int:
+    """The last axis along which the channel number changes."""
+    return max(axis for axis in range(numbers.dim()) if (numbers != numbers.narrow(axis, 0, 1)).any())
+
+
+def _size(site: Site, axis: int) -> Any:
+    """What a view is given as its size along the channels' axis."""
     sizes: tuple[Any, ...] = site.node.args[1:]
     if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
         sizes = tuple(sizes[0])
-    return isinstance(sizes[axis], int) and sizes[axis] != -1
+    if len(sizes) == 1 and len(site.shape()) > 1:
+        return sizes[0]  # another tensor's shape, all of it
+    return sizes[axis]
 
 
 def index(site: Site) -> Op | Tangle:
@@ -136,13 +144,11 @@ def index(site: Site) -> Op | Tangle:
         return reduction(site, source)
     key: Any = site.node.args[1]
     keys = key if isinstance(key, tuple) else (key,)
-    if any(key is None for key in keys):
-        if all(key is None or key == slice(None) or key is Ellipsis for key in keys):
-            return reshape(site)
-        raise site.refusal("it cuts and adds axes at once; do it in two steps")
-    if not all(isinstance(key, slice) for key in keys):
-        raise site.refusal("only slices such as x[:, :, ::2, ::2] are known")
     axis, width = site.axis(site.x), site.width(site.x)
+    if any(isinstance(key, fx.Node) and key.name in site.shapes for key in keys):
+        raise site.refusal("only numbers, slices and None are known, such as x[:, :, ::2, ::2]")
+    if not all(isinstance(key, slice) for key in keys):
+        return reshape(site)  # axes taken out or put in
     if axis >= len(keys) or keys[axis] == slice(None):
         return site.op(Pass())
     if any(key != slice(None) for place, key in enumerate(keys) if place != axis):

@@ -22,7 +22,7 @@ from paam.graph import elementwise, layers, movement
 from paam.graph.channel_map import ChannelMap, ChannelOffset, NoChannels, OnesChannel
 from paam.graph.flows import Sink, Source
 from paam.graph.layers import BATCH_NORMS, CONVOLUTIONS, INSTANCE_NORMS, TRANSPOSED
-from paam.graph.site import Op, Site, Tangle
+from paam.graph.site import Op, Site, Tangle, TangleError
 from paam.graph.trace import Traced, function_name
 from paam.graph.tracer import LAYERS
 
@@ -58,7 +58,12 @@ SOFTMAXES = (
     *(nn.Softmax, F.softmax, torch.softmax, "softmax"),
     *(nn.LogSoftmax, F.log_softmax, torch.log_softmax, "log_softmax"),
 )
-REDUCTIONS = (torch.mean, "mean", torch.sum, "sum", torch.amax, "amax", torch.amin, "amin")
+REDUCTIONS = (
+    *(torch.mean, "mean", torch.sum, "sum", torch.amax, "amax", torch.amin, "amin"),
+    *(torch.var, "var", torch.std, "std", torch.norm, "norm"),
+)
+TOGETHER = (F.batch_norm, "expand_as", torch.maximum, torch.minimum, torch.addcmul)
+PRODUCTS = (operator.matmul, torch.matmul, "matmul", torch.bmm, "bmm", torch.einsum, F.scaled_dot_product_attention)
 MIXING_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, F.layer_norm, F.group_norm, F.local_response_norm)
 
 RULES: dict[Any, Rule] = {
@@ -72,7 +77,8 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(UNCHANGED, elementwise.unchanged),
     **dict.fromkeys(AVERAGES, elementwise.average_pool),
     F.normalize: elementwise.normalize,
-    **dict.fromkeys((F.batch_norm, "expand_as"), elementwise.per_channel),
+    **dict.fromkeys(TOGETHER, elementwise.per_channel),
+    **dict.fromkeys(PRODUCTS, elementwise.barrier),
     **dict.fromkeys(SOFTMAXES, elementwise.softmax),
     **dict.fromkeys(REDUCTIONS, elementwise.reduction),
     **dict.fromkeys((operator.add, torch.add, "add"), elementwise.add),
@@ -96,29 +102,61 @@ RULES: dict[Any, Rule] = {
 
 def bind(traced: Traced) -> tuple[Op, ...]:
     """Every value of the graph that carries channels, with its flow, in the order of execution."""
-    ops: list[Op] = []
-    axes: dict[str, int] = {}
-    tangles: dict[str, Tangle] = {}
-    owners: dict[nn.Parameter, str] = {}
+    binder = _Binder(traced)
     for node in traced.module.graph.nodes:
         if node.op == "output":
-            ops += [_output(traced, node, value, axes) for value in node.all_input_nodes]
-            continue
-        if node.name not in traced.shapes:
-            continue  # a size or another number: it is computed anew from the smaller tensors
-        module = traced.module.get_submodule(node.target) if node.op == "call_module" else None
-        site = Site(node, module, traced, axes, tangles)
-        found = _rule(site)(site)
-        if isinstance(found, Tangle):
-            tangles[node.name] = found
-            continue
-        for parameter in module.parameters() if module is not None else ():
-            if (owner := owners.setdefault(parameter, str(node.target))) != node.target:
-                raise site.refusal(f"it shares a parameter with '{owner}'; call one layer twice instead")
-        axes[node.name] = found.axis
-        ops.append(found)
+            binder.ops += [_output(traced, node, value, binder) for value in node.all_input_nodes]
+        elif node.name in traced.shapes:  # others are sizes and numbers, computed anew from the smaller tensors
+            binder.bind(node)
+    ops = binder.ops
     uses = Counter(map(_holder, ops)) - Counter([None] * len(ops))
     return tuple(dataclasses.replace(op, shared=_holder(op)) if uses[_holder(op)] > 1 else op for op in ops)
+
+
+class _Binder:
+    """The operations found so far."""
+
+    def __init__(self, traced: Traced) -> None:
+        self.traced = traced
+        self.ops: list[Op] = []
+        self.axes: dict[str, int] = {}
+        self.tangles: dict[str, Tangle] = {}
+        self.whole: set[fx.Node] = set()
+        self.owners: dict[nn.Parameter, str] = {}
+
+    def bind(self, node: fx.Node) -> None:
+        module = self.traced.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        site = Site(node, module, self.traced, self.axes, self.tangles, self.whole)
+        found = self._settle(lambda: _rule(site)(site))
+        if isinstance(found, Tangle):
+            self.tangles[node.name] = found
+            return
+        for parameter in module.parameters() if module is not None else ():
+            if (owner := self.owners.setdefault(parameter, str(node.target))) != node.target:
+                raise site.refusal(f"it shares a parameter with '{owner}'; call one layer twice instead")
+        self.axes[node.name] = found.axis
+        self.ops.append(found)
+
+    def _settle(self, rule: Callable[[], Op | Tangle]) -> Op | Tangle:
+        """Apply a rule. Where it reads a tangle, make that whole first: its reshapings become operations."""
+        while True:
+            try:
+                return rule()
+            except TangleError as reads:
+                self.whole.add(reads.first)
+                members = [name for name, tangle in self.tangles.items() if tangle.first is reads.first]
+                for name in members:
+                    del self.tangles[name]
+                for node in self.traced.module.graph.nodes:
+                    if node.name in members:
+                        self.bind(node)
+
+    def axis(self, node: fx.Node) -> int | None:
+        """The channels' axis of a value, or None if it has none."""
+        if node.name in self.tangles:
+            site = Site(node, None, self.traced, self.axes, self.tangles, self.whole)
+            self._settle(lambda: Op(node, Source(1), (), site.axis(node)))
+        return self.axes.get(node.name)
 
 
 def _holder(op: Op) -> str | None:
@@ -152,8 +190,8 @@ def _input(site: Site) -> Op:
     return Op(site.node, Source(shape[1]), (), 1)
 
 
-def _output(traced: Traced, node: fx.Node, value: fx.Node, axes: dict[str, int]) -> Op:
-    if value.name not in axes:
+def _output(traced: Traced, node: fx.Node, value: fx.Node, binder: _Binder) -> Op:
+    axis = binder.axis(value)
+    if axis is None:
         raise GraphError(f"The model returns '{value.name}', which carries no channels; return tensors only.")
-    axis = axes[value.name]
     return Op(node, Sink(traced.shapes[value.name][axis]), (value,), axis)

@@ -26,8 +26,10 @@ class Op:
     inputs: tuple[fx.Node, ...]
     axis: int
     module: nn.Module | None = None
+    sized: bool = False
+    """The operation is given the number of channels, as in x.view(-1, 512) or x.view(n, y.shape[1])."""
     literal: bool = False
-    """The number of channels is written into the operation itself, as in x.view(-1, 512)."""
+    """It is given as a number that the model's code holds."""
     shared: str | None = None
     """The layer or parameter that this operation uses, where others use it too: all of them must cut it alike."""
 
@@ -40,11 +42,21 @@ class Op:
 class Tangle:
     """A value in which channels lie across several axes, as between the two views of a channel shuffle.
 
-    ``numbers``: for every element, of which channel of ``origin`` it is; the value's own shape.
+    ``numbers``: for every element, of which channel of ``origin`` it is; the value's own shape. ``first``: the node at
+    which they spread.
     """
 
     origin: fx.Node
     numbers: Tensor
+    first: fx.Node
+
+
+class TangleError(Exception):
+    """An operation reads channels that lie across several axes: they must be made whole where they spread."""
+
+    def __init__(self, first: fx.Node) -> None:
+        super().__init__(first.name)
+        self.first = first
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,8 @@ class Site:
     traced: Traced
     axes: dict[str, int]
     tangles: dict[str, Tangle]
+    whole: set[fx.Node]
+    """Reshapings whose input must be whole, since something reads what they make of it."""
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -79,16 +93,19 @@ class Site:
         return self.shapes[(node or self.node).name]
 
     def axis(self, node: fx.Node) -> int:
-        if node.name not in self.axes:
-            raise self.refusal(f"its input '{node.name}' has its channels spread over several axes")
+        if node.name in self.tangles:
+            raise TangleError(self.tangles[node.name].first)
         return self.axes[node.name]
 
     def width(self, node: fx.Node) -> int:
         return self.shape(node)[self.axis(node)]
 
-    def op(self, flow: Flow, *inputs: fx.Node, axis: int | None = None, literal: bool = False) -> Op:
+    def op(self, flow: Flow, *inputs: fx.Node, axis: int | None = None, size: Any = -1) -> Op:
+        """``size``: the number of channels that the operation is given, or a node that computes it, or -1."""
         inputs = inputs or (self.x,)
-        return Op(self.node, flow, inputs, self.axis(inputs[0]) if axis is None else axis, self.module, literal)
+        axis = self.axis(inputs[0]) if axis is None else axis
+        literal = isinstance(size, int) and size != -1
+        return Op(self.node, flow, inputs, axis, self.module, literal or isinstance(size, fx.Node), literal)
 
     def refusal(self, why: str) -> GraphError:
         """The error for an operation that the rules do not cover: what, where, what to do."""

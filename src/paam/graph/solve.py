@@ -173,31 +173,34 @@ class Cost:
 
 def predicted_cost(traced: Traced, solution: Solution) -> Cost:
     """What the compacted network will cost, without building it."""
-    params = macs = 0
+    costs = layer_costs(traced, solution).values()
+    params = sum(cost.params for cost in costs) + sum(step.offsets for step in solution.settled if len(step.out))
     if not solution.rewired:  # the network keeps its class, and with it the layers that its forward() never calls
         called = {id(p) for step in solution.settled if step.op.module for p in step.op.module.parameters()}
         nodes = (step.op.node for step in solution.settled)
         called |= {id(attribute(traced.model, str(node.target))) for node in nodes if node.op == "get_attr"}
         params += sum(p.numel() for p in traced.model.parameters() if id(p) not in called)
-    counted: set[str | None] = set()
+    return Cost(params, sum(cost.macs for cost in costs))
+
+
+def layer_costs(traced: Traced, solution: Solution) -> dict[str, Cost]:
+    """What remains of each layer and parameter, by its name in the model; other operations by their node's."""
+    costs: dict[str, Cost] = {}
     for step in solution.settled:
         op = step.op
         if not len(step.out):
             continue
-        params += step.offsets
-        own = 0
         if isinstance(op.flow, Mix):
-            own, step_macs = _mix_cost(traced, step, op.flow)
-            macs += step_macs
+            cost = _mix_cost(traced, step, op.flow)
         else:
-            own = _own_parameters(traced, op, step.width, len(step.made))
-            macs += traced.macs.get(op.name, 0)
-        params += own if op.shared not in counted else 0
-        counted.update({op.shared} - {None})
-    return Cost(params, macs)
+            cost = Cost(_own_parameters(traced, op, step.width, len(step.made)), traced.macs.get(op.name, 0))
+        name = str(op.node.target) if op.node.op in ("call_module", "get_attr") else op.name
+        before = costs.get(name)  # a layer that is called again is there once, and works twice
+        costs[name] = cost if before is None else Cost(cost.params, before.macs + cost.macs)
+    return costs
 
 
-def _mix_cost(traced: Traced, step: Settled, flow: Mix) -> tuple[int, int]:
+def _mix_cost(traced: Traced, step: Settled, flow: Mix) -> Cost:
     module = step.op.module
     assert module is not None
     kernel = math.prod(getattr(module, "kernel_size", (1,)))
@@ -211,8 +214,10 @@ def _mix_cost(traced: Traced, step: Settled, flow: Mix) -> tuple[int, int]:
         groups = len(flow.active(step.made))
         columns, rows = len(step.wanted[0]) // groups, groups * flow.rows_per_group(step.made)
     weights = rows * columns * kernel
+    extras = [p for name, p in module.named_parameters(recurse=False) if name not in ("weight", "bias")]
+    extra = sum(p.numel() * rows // flow.outputs if p.shape[:1] == (flow.outputs,) else p.numel() for p in extras)
     spread = step.op.inputs[0].name if flow.transposed else step.op.name
-    return weights + rows * biased, weights * positions(traced.shapes[spread], step.op.axis)
+    return Cost(weights + rows * biased + extra, weights * positions(traced.shapes[spread], step.op.axis))
 
 
 def _own_parameters(traced: Traced, op: Op, width: int, present: int) -> int:

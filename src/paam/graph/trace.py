@@ -39,7 +39,7 @@ class Traced:
     ignore: tuple[str, ...]
     """Modules and nodes that are left alone, as the user named them."""
     macs: dict[str, int]
-    """What each of these costs, by node name: multiply-accumulates of one sample."""
+    """What these cost, and whatever else is no layer, by node name: multiply-accumulates of one sample."""
 
     @property
     def fingerprint(self) -> str:
@@ -164,12 +164,10 @@ class _Recorder(fx.Interpreter):
         self.numbers: dict[str, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        if n.name in self.ignored or n.target in self.ignored:
-            with MacCounter() as counter:
-                value = super().run_node(n)
-            self.macs[n.name] = counter.macs
-        else:
+        with MacCounter() as counter:
             value = super().run_node(n)
+        if n.op != "call_module" or n.target in self.ignored:
+            self.macs[n.name] = counter.macs
         if isinstance(value, Tensor):
             self.shapes[n.name] = tuple(value.shape)
         elif isinstance(value, int | torch.Size | torch.dtype | torch.device):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from paam.graph.channel_map import ADDED_LAYERS
+from paam.graph.channel_map import ADDED_LAYERS, whole_shape
 from paam.graph.modes import evaluating
 
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm)
@@ -122,7 +122,7 @@ class _Proxy(_Number, fx.Proxy):
 
 def is_fact(node: fx.Node) -> bool:
     """Whether a value follows from the shapes and types of tensors alone, not from what they hold."""
-    if node.op == "call_method" and node.target in SIZES:
+    if (node.op == "call_method" and node.target in SIZES) or node.target is whole_shape:
         return True
     if node.op == "call_function" and node.target is getattr:
         return node.args[1] in FACTS

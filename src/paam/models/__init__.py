@@ -12,6 +12,7 @@ from torch import nn
 from paam.errors import RecipeError, nearest, one_line
 from paam.models.resnet_cifar import CifarResNet, resnet20, resnet32, resnet44, resnet56, resnet110
 from paam.models.vgg_cifar import VGG, vgg16_bn
+from paam.models.zoo import ZOOS
 
 MODELS = {
     "resnet20": resnet20,
@@ -24,12 +25,21 @@ MODELS = {
 
 
 def build_model(name: str, *, num_classes: int, in_channels: int) -> nn.Module:
-    """Build a shipped network, or call ``module:function`` with those of the two arguments that it takes."""
+    """Build a shipped network, one of torchvision or timm, or call ``module:function``.
+
+    The function is called with those of the two arguments that it takes.
+    """
     if name in MODELS:
         return MODELS[name](num_classes=num_classes, in_channels=in_channels)
+    zoo, colon, member = name.partition(":")
+    if colon and zoo in ZOOS:
+        return ZOOS[zoo](member, num_classes, in_channels)
     if ":" not in name:
         hint = nearest(name, MODELS)
-        raise RecipeError(f"There is no model '{name}'.{hint} Your own is written 'module:function'.")
+        raise RecipeError(
+            f"There is no model '{name}'.{hint} Others are written 'torchvision:resnet50', 'timm:efficientnet_b0',"
+            " or, for your own, 'module:function'."
+        )
     factory = _import_factory(name)
     try:
         accepted = dict(inspect.signature(factory).parameters)

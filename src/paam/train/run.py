@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paam.artifacts import PLAN_FILE, WEIGHTS_FILE, save
-from paam.cost import count, measure_latency
+from paam.cost import count
 from paam.data import Dataset, load_data
 from paam.errors import ArtifactError, DataError, DeviceError, DivergedError, RecipeError
 from paam.files import write_atomically
@@ -24,6 +24,7 @@ from paam.recipe import Recipe, recipe_to_toml
 from paam.record import VERSION, Event, RecordWriter, environment, of_kind, read_record
 from paam.schedule import phase_at
 from paam.select import select
+from paam.speed import measure_latency
 from paam.train.batches import EvaluationBatches, Normalization, TrainingBatches
 from paam.train.checkpoint import checkpoints, read_newest_checkpoint, write_checkpoint
 from paam.train.engine import Engine

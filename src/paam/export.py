@@ -1,0 +1,73 @@
+"""Pruned networks for other programs: ONNX, torch.export archives, one safetensors file."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paam.artifacts import KIND
+from paam.errors import ArtifactError, RecipeError, one_line
+from paam.files import write_atomically, write_tensors
+from paam.graph.modes import evaluating
+from paam.plan import recall_plan
+
+FORMATS = ("onnx", "pt2", "safetensors")
+
+
+def export(model: nn.Module, example: Tensor, path: str | Path, format: str) -> None:
+    """Write a network to one file, in evaluation mode; its batch size stays free.
+
+    onnx         for ONNX Runtime and its kin; needs the packages onnx and onnxscript
+    pt2          torch.export's archive: torch.export.load(path).module() needs neither paam nor the model's code
+    safetensors  weights and plan in one file, for paam.load(path, model)
+    """
+    path = Path(path)
+    if format == "safetensors":
+        _export_safetensors(model, path)
+    elif format in ("onnx", "pt2"):
+        program = _exported(model, example)
+        write_atomically(path, _pt2(program) if format == "pt2" else _onnx(program))
+    else:
+        raise RecipeError(f"There is no export format '{format}': {', '.join(FORMATS)}.")
+
+
+def _exported(model: nn.Module, example: Tensor) -> Any:
+    batch = torch.export.Dim("batch", min=1)
+    if example.shape[0] < 2:  # a batch of one would be taken for a constant
+        example = example.expand(2, *example.shape[1:]).contiguous()
+    with evaluating(model), torch.no_grad():
+        try:
+            return torch.export.export(model, (example,), dynamic_shapes=({0: batch},))
+        except Exception as error:  # torch.export's own refusals
+            raise ArtifactError(f"torch.export refuses {type(model).__name__}: {one_line(error)}.") from error
+
+
+def _pt2(program: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    return buffer.getvalue()
+
+
+def _onnx(program: Any) -> bytes:
+    if missing := [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]:
+        raise ArtifactError(f"ONNX export needs the packages {' and '.join(missing)}: pip install 'paam[onnx]'.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter's own workings; the result is what counts
+        onnx_program = torch.onnx.export(program, dynamo=True, verbose=False)
+    assert onnx_program is not None
+    content: bytes = onnx_program.model_proto.SerializeToString()
+    return content
+
+
+def _export_safetensors(model: nn.Module, path: Path) -> None:
+    plan = recall_plan(model)
+    if plan is None:
+        raise ArtifactError("Only networks made by Pruner.compact(), paam.prune or paam.load can be exported so.")
+    write_tensors(path, KIND, model.state_dict(), {"plan": plan.digest, "content": json.loads(plan.to_json())})

@@ -1,0 +1,50 @@
+"""Models of torchvision and timm by name, as "torchvision:resnet50" or "timm:efficientnet_b0", with random weights."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from paam.errors import RecipeError, nearest, one_line
+
+
+def from_torchvision(name: str, num_classes: int, in_channels: int) -> nn.Module:
+    models = _import("torchvision.models", "torchvision")
+    _check_name("torchvision", name, models.list_models())
+    if in_channels != 3:
+        raise RecipeError(f"'torchvision:{name}' reads images of 3 channels, not of {in_channels}.")
+    builder = models.get_model_builder(name)
+    # Segmentation and detection models would fetch a trained backbone.
+    backbone = {"weights_backbone": None} if "weights_backbone" in inspect.signature(builder).parameters else {}
+    model: nn.Module = builder(weights=None, num_classes=num_classes, **backbone)
+    return model
+
+
+def from_timm(name: str, num_classes: int, in_channels: int) -> nn.Module:
+    timm = _import("timm", "timm")
+    _check_name("timm", name, timm.list_models())
+    model: nn.Module = timm.create_model(name, pretrained=False, num_classes=num_classes, in_chans=in_channels)
+    return model
+
+
+ZOOS: dict[str, Callable[[str, int, int], nn.Module]] = {"torchvision": from_torchvision, "timm": from_timm}
+
+
+def _import(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # a package that does not fit the installed torch fails in many ways
+        raise RecipeError(
+            f"Models of {package} need the package {package}, which cannot be imported ({one_line(error)});"
+            f" install one that fits your torch: pip install 'paam[{package}]'."
+        ) from error
+
+
+def _check_name(zoo: str, name: str, known: list[str]) -> None:
+    if name not in known:
+        hint = nearest(name, known)
+        raise RecipeError(f"{zoo} has no model '{name}'.{hint if 'mean' in hint else ''}")

@@ -1,0 +1,103 @@
+"""How fast networks are and how much memory they need, measured side by side in one run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from paam.graph.modes import evaluating
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds per batch: the median of the runs, and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+
+def measure_latency(
+    models: Mapping[str, nn.Module | Callable[..., Any]], example: Tensor, *, repeats: int = 30, warmup: int = 5
+) -> dict[str, Latency]:
+    """Time several models on one batch, taking turns, so that all of them meet the same disturbances."""
+    times: dict[str, list[float]] = {name: [] for name in models}
+    for model in models.values():
+        for _ in range(warmup):
+            _timed(model, example)
+    for _ in range(repeats):
+        for name, model in models.items():
+            times[name].append(_timed(model, example))
+    return {name: _summary(values) for name, values in times.items()}
+
+
+def _timed(model: Any, example: Tensor) -> float:
+    with evaluating(model), torch.inference_mode():
+        _wait(example.device)
+        start = time.perf_counter()
+        model(example)
+        _wait(example.device)
+        return 1e3 * (time.perf_counter() - start)
+
+
+def _summary(times: list[float]) -> Latency:
+    low, median, high = statistics.quantiles(times, n=4)
+    return Latency(median, low, high)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory(model: nn.Module, example: Tensor) -> int:
+    """Bytes that one pass in evaluation mode needs at most, beside the weights and the input.
+
+    On a GPU as the allocator sees it; on a CPU the live tensors, without what kernels use inside.
+    """
+    with evaluating(model), torch.inference_mode():
+        if example.device.type == "cuda":
+            torch.cuda.synchronize(example.device)
+            before = torch.cuda.memory_allocated(example.device)
+            torch.cuda.reset_peak_memory_stats(example.device)
+            model(example)
+            return torch.cuda.max_memory_allocated(example.device) - before  # type: ignore[no-any-return]
+        with _LiveTensors() as live:
+            model(example)
+        return live.peak
+
+
+class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows every storage that is made inside until it is freed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                address, size = storage.data_ptr(), storage.nbytes()
+                if address not in given and address not in self.seen:
+                    self.seen.add(address)
+                    self.now += size
+                    self.peak = max(self.peak, self.now)
+                    weakref.finalize(storage, self._freed, address, size)
+        return result
+
+    def _freed(self, address: int, size: int) -> None:
+        self.seen.discard(address)
+        self.now -= size
