@@ -194,7 +194,24 @@ class SplitAttention(nn.Module):
         return self.head(F.relu(self.last(x + context.view(n, channels // 2, 1, 1))).mean((2, 3)))
 
 
-@pytest.mark.parametrize("model", [MultiHead, SplitAttention])
+class AlongChannels(nn.Module):
+    """A 1-d convolution over neighbouring channels, filters of its own that blur, a whole convolution by function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.neighbours = conv(3, 8), nn.Conv1d(1, 1, 3, padding=1, bias=False)
+        self.register_buffer("blur", torch.rand(8, 1, 2, 2))
+        self.weight, self.position = nn.Parameter(torch.randn(6, 8, 1, 1)), nn.Parameter(torch.randn(1, 8, 4, 4))
+        self.last, self.head = conv(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        factor = self.neighbours(x.mean((2, 3)).view(x.shape[0], 1, -1)).view(x.shape[0], -1, 1, 1)
+        x = F.conv2d(F.pad(x * torch.sigmoid(factor), (0, 1, 0, 1)), self.blur, stride=2, groups=8) + self.position
+        return self.head(F.relu(self.last(F.conv2d(x, self.weight))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("model", [MultiHead, SplitAttention, AlongChannels])
 def test_attention_reads_whole_values(model: type[nn.Module]) -> None:
     check(model(), X)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import typer.main
@@ -18,6 +20,7 @@ from safetensors.torch import load_file
 
 import paam
 import paam.cli
+from paam.models import build_model
 from paam.record import read_record
 
 DIGITS = "digits-resnet20-kq"
@@ -547,3 +550,94 @@ def test_a_network_beside_the_user_or_on_their_path_is_found(here, tmp_path_fact
     assert found.returncode == 0
     assert found.stderr == ""
     assert (here / "out" / "model.safetensors").is_file()
+
+
+# ---------------------------------------------------------------- inspect, export, bench
+
+
+def test_inspect_shows_layers_groups_and_what_is_left_alone(cli):
+    done = cli("inspect", "own_nets:small", "--input=1x8x8", "--classes=3")
+    assert not done.code
+    rows = {line.split()[0]: " ".join(line.split()) for line in done.out.splitlines() if line.strip()}
+    assert rows["conv1"] == "conv1 Conv2d 3x3 6 54 3.46 k own"  # 1 * 6 * 9 weights, times 8 * 8 positions
+    assert rows["conv2"] == "conv2 Conv2d 3x3 8 432 27.65 k own"
+    assert "left alone" in rows["linear"]
+    assert "14 filters in 2 groups" in done.out
+
+
+def test_inspect_as_json(cli):
+    done = cli("inspect", "resnet20", "--json", "--streams=tied")
+    found = json.loads(done.out)
+    assert (found["params"], found["input"]) == (269_722, [1, 3, 32, 32])
+    assert sum(layer["macs"] for layer in found["layers"]) == found["macs"]
+    assert len(found["groups"]) == 12  # three streams, nine inner layers
+    assert found["groups"]["conv1"]["layers"] == ["conv1", *(f"layer1.{i}.conv2" for i in range(3))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["no_model"], ["no model 'no_model'", "torchvision:resnet50"]),
+        (["timm:efficientnet_b00"], ["timm"]),
+        (["resnet20", "--input=3xbig"], ["--input", "3xbig"]),
+        (["resnet20", "--ignore=layer9"], ["layer9", "Did you mean"]),
+        (["own_nets:branching", "--input=1x8x8"], ["own_nets.py", "if x.sum() > 0"]),
+    ],
+)
+def test_what_cannot_be_inspected_is_explained(refuse, arguments, words):
+    message = refuse("inspect", *arguments)
+    assert all(word in message for word in words)
+
+
+def test_exported_networks_load_and_agree(cli, run, here):
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    truth = paam.load(run, _digits_network(run))(x)
+    assert not cli("export", str(run), "--format=pt2", "--out=small.pt2").code
+    code = "import sys, torch; print(torch.export.load('small.pt2').module()(torch.load('x.pt')).tolist()); "
+    code += "assert not any(name.startswith('paam') for name in sys.modules)"
+    torch.save(x, "x.pt")
+    done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=True)
+    assert torch.allclose(torch.tensor(json.loads(done.stdout)), truth, atol=1e-5)
+    done = cli("export", str(run), "--format=safetensors", "--out=small.safetensors")
+    assert "paam.load" in done.out
+    assert torch.equal(paam.load("small.safetensors", _digits_network(run))(x), truth)
+
+
+def _digits_network(run: Path) -> torch.nn.Module:
+    return build_model(tomllib.loads((run / "recipe.toml").read_text())["model"]["name"], num_classes=10, in_channels=1)
+
+
+def test_an_exported_file_that_is_damaged_is_refused(cli, run):
+    cli("export", str(run), "--format=safetensors", "--out=small.safetensors")
+    content = Path("small.safetensors").read_bytes()
+    rng = np.random.default_rng(0)
+    for place in rng.integers(0, len(content), 60):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << rng.integers(0, 8)
+        Path("damaged.safetensors").write_bytes(damaged)
+        with pytest.raises(paam.PaamError):
+            paam.load("damaged.safetensors", _digits_network(run))
+    Path("cut.safetensors").write_bytes(content[:-1])
+    with pytest.raises(paam.PaamError, match=r"cut.safetensors cannot be read"):
+        paam.load("cut.safetensors", _digits_network(run))
+
+
+def test_bench_measures_both_networks(cli, run):
+    done = cli("bench", str(run), "--batch=4", "--repeats=3", "--device=cpu", "--json")
+    found = json.loads(done.out)
+    assert [(row["network"], row["mode"]) for row in found["rows"]] == [("dense", "eager"), ("pruned", "eager")]
+    assert found["rows"][1]["memory"] < found["rows"][0]["memory"]
+    assert "speed-up" in cli("bench", str(run), "--batch=4", "--repeats=2", "--device=cpu").out
+
+
+@pytest.mark.parametrize("command", ["export", "bench"])
+def test_what_is_no_finished_run_is_refused(refuse, good_run, here, command):
+    assert "no run directory" in refuse(command, str(here))
+    copied = Path(shutil.copytree(good_run, here / "cut"))
+    lines = (copied / "record.jsonl").read_text().splitlines(keepends=True)
+    (copied / "record.jsonl").write_text("".join(lines[:-1]))
+    assert "not finished" in refuse(command, str(copied))
+
+
+def test_an_unknown_format_is_refused(refuse, run):
+    assert "onnx, pt2, safetensors" in refuse("export", str(run), "--format=tflite", "--out=x")

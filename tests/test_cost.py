@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from paam import count, measure_latency
 from paam.models import MODELS, resnet56
 from paam.network import prepare
+from paam.speed import compare, peak_memory
 
 PARAMETERS = {
     "resnet20": 269_722,
@@ -98,3 +99,24 @@ def test_latency_has_a_spread_and_the_models_take_turns() -> None:
     found = measure_latency(models, torch.zeros(1), repeats=5, warmup=1)
     assert order == ["a", "b"] + ["a", "b"] * 5
     assert all(0 < m.low <= m.median <= m.high for m in found.values())
+
+
+def test_peak_memory_is_what_is_alive_at_once() -> None:
+    """Linear 10 -> 100, in place, -> 1 for 4 samples of float32: 100 and 1 values each are alive together at most."""
+    model = nn.Sequential(nn.Linear(10, 100), nn.ReLU(inplace=True), nn.Linear(100, 1))
+    assert peak_memory(model, torch.zeros(4, 10)) == 4 * 4 * (100 + 1)
+
+    class Skip(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = x + 1
+            return first.view(-1) * 2  # the view keeps what it was made of
+
+    assert peak_memory(Skip(), torch.zeros(1000)) == 2 * 4000
+
+
+def test_compared_networks_come_in_the_order_given() -> None:
+    models = {"dense": nn.Linear(8, 8), "pruned": nn.Linear(8, 2)}
+    rows = compare(models, torch.zeros(4, 8), repeats=2)
+    assert [(row.network, row.mode) for row in rows] == [("dense", "eager"), ("pruned", "eager")]
+    assert [row.memory for row in rows] == [4 * 4 * 8, 4 * 4 * 2]
+    assert all(row.throughput == 4000 / row.latency.median for row in rows)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from paam.errors import ArtifactError, PaamError, RecipeError
+from paam.export import export as export_model
+from paam.inspection import inspect as inspect_network
+from paam.models import MODELS, build_model
+from paam.network import prepare
 from paam.recipe import load_recipe, parse_override, shipped_recipes
-from paam.record import Event, read_record
+from paam.record import Event, environment, read_record
 from paam.report.console import Progressing, summary
+from paam.report.tables import comparison_table, inspection_table
+from paam.speed import compare
 from paam.train.checkpoint import checkpoints
-from paam.train.run import CHECKPOINTS, RECORD_FILE, run
+from paam.train.opened import OpenedRun, open_run
+from paam.train.run import CHECKPOINTS, RECORD_FILE, find_device, run
 from paam.version import __version__
 
 app = typer.Typer(
@@ -74,6 +84,9 @@ def prune(
     keep_params: Annotated[float | None, _share("parameters")] = None,
     keep_filters: Annotated[float | None, _share("filters")] = None,
     threshold: Annotated[float | None, typer.Option(help="Filters scored below this fall.")] = None,
+    round_to: Annotated[
+        int | None, typer.Option(help="Keep multiples of so many filters per group: 8 suits most hardware.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the recipe; repeatable.")
     ] = None,
@@ -91,10 +104,88 @@ def prune(
         options = " and ".join(f"--{name.replace('_', '-')}" for name in given)
         raise RecipeError(f"{options} contradict each other; give one target.")
     overrides |= {f"target.{name}": value for name, value in given.items()}
+    if round_to is not None:
+        overrides["target.round_to"] = round_to
     if data is not None:
         overrides["data.directory"] = str(data)
     out = out or Path("runs") / f"{Path(recipe).stem}-seed{seed}"
     _prune(recipe, overrides, out, seed=seed, device=device, resume=resume, overwrite=overwrite)
+
+
+@app.command(
+    epilog="Examples:  [bold]paam inspect resnet56[/]   [bold]paam inspect torchvision:resnet50 --json[/]   "
+    "[bold]paam inspect my_code:my_model --input 1x128x128 --ignore head[/]"
+)
+def inspect(
+    model: Annotated[
+        str, typer.Argument(help="resnet56, torchvision:resnet50, timm:efficientnet_b0 or module:function.")
+    ],
+    shape: Annotated[
+        str | None, typer.Option("--input", metavar="CxHxW", help="Shape of one input.  [dim]default: the model's[/]")
+    ] = None,
+    classes: Annotated[int | None, typer.Option(help="Number of classes.  [dim]default: 10 or 1000[/]")] = None,
+    placement: Annotated[str, typer.Option(help="Where a residual block's last gate stands: sum, branch.")] = "sum",
+    streams: Annotated[str, typer.Option(help="Layers of one residual stream: independent, tied.")] = "independent",
+    ignore: Annotated[list[str] | None, typer.Option(help="A module to leave alone; repeatable.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what would be gated in a network: layers, groups, streams, what is left alone and why."""
+    small = model in MODELS
+    sizes = _sizes(shape or ("3x32x32" if small else "3x224x224"))
+    built = build_model(model, num_classes=classes or (10 if small else 1000), in_channels=sizes[0])
+    example = torch.zeros(1, *sizes)
+    network = prepare(built, example, placement=placement, streams=streams, ignore=ignore or ())
+    found = inspect_network(network)
+    if as_json:
+        typer.echo(json.dumps({"model": model, "input": [1, *sizes], **found.as_dict()}))
+    else:
+        Console().print(inspection_table(model, sizes, found))
+
+
+@app.command(
+    epilog="Examples:  [bold]paam export runs/demo --format onnx[/]   "
+    "[bold]paam export runs/demo --format pt2 --out small.pt2[/]"
+)
+def export(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
+    format: Annotated[str, typer.Option(help="onnx, pt2 or safetensors.")] = "onnx",
+    out: Annotated[Path | None, typer.Option(help="File to write.  [dim]default: RUN/model.FORMAT[/]")] = None,
+) -> None:
+    """Write the pruned network of a run as one file for other programs; its batch size stays free."""
+    opened = open_run(run_directory)
+    default = "pruned.safetensors" if format == "safetensors" else f"model.{format}"
+    out = out or run_directory / default
+    export_model(opened.small, opened.example(2), out, format)
+    console = Console()
+    console.print(f"{out}  ({out.stat().st_size / 1e6:.2f} MB)", highlight=False)
+    console.print(_how_to_load(out, format, opened), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command(
+    epilog="Examples:  [bold]paam bench runs/demo[/]   [bold]paam bench runs/demo --batch 64 --device cuda --compile[/]"
+)
+def bench(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
+    batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 128,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...; auto takes a GPU when there is one.")] = "auto",
+    repeats: Annotated[int, typer.Option(min=2, help="Timed passes of each network, taking turns.")] = 30,
+    compiled: Annotated[bool, typer.Option("--compile", help="Measure torch.compile too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure dense against pruned: latency, throughput and peak memory, with their spread."""
+    device = find_device(device)
+    opened = open_run(run_directory)
+    rows = compare(
+        {"dense": opened.dense.to(device), "pruned": opened.small.to(device)},
+        opened.example(batch, device),
+        repeats=repeats,
+        compiled=compiled,
+    )
+    if as_json:
+        where = {"device": environment(device)["hardware"], "batch": batch, "threads": torch.get_num_threads()}
+        typer.echo(json.dumps({**where, "rows": [asdict(row) for row in rows]}))
+    else:
+        Console().print(comparison_table(environment(device)["hardware"], batch, rows))
 
 
 @app.command(epilog="Example:  paam recipes")
@@ -134,6 +225,24 @@ def main() -> None:
 
 def _complain(sentence: str) -> None:
     Console(stderr=True).print(f"paam: {sentence}", style="red", highlight=False, markup=False, soft_wrap=True)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """ "3x224x224" -> (3, 224, 224)."""
+    parts = text.lower().replace(",", "x").split("x")
+    if not all(part.strip().isdecimal() and 0 < int(part) < 1 << 16 for part in parts):
+        raise RecipeError(f"--input takes sizes such as 3x224x224; '{text}' was given.")
+    return tuple(int(part) for part in parts)
+
+
+def _how_to_load(out: Path, format: str, opened: OpenedRun) -> str:
+    name, sizes = opened.recipe.model.name, list(opened.plan.inputs[0][1:])
+    how = {
+        "onnx": f'onnxruntime.InferenceSession("{out}")',
+        "pt2": f'torch.export.load("{out}").module()',
+        "safetensors": f'paam.load("{out}", model)  # model: a {name}',
+    }[format]
+    return f"load it with  {how}\ninput: [N, {', '.join(map(str, sizes))}], normalised as in the run's record.jsonl"
 
 
 def _holds_demo(out: Path) -> bool:

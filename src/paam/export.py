@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import io
 import json
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from paam.artifacts import KIND
 from paam.errors import ArtifactError, RecipeError, one_line
 from paam.files import write_atomically, write_tensors
+from paam.graph.channel_map import ChannelMap
 from paam.graph.modes import evaluating
 from paam.plan import recall_plan
 
@@ -39,6 +41,10 @@ def export(model: nn.Module, example: Tensor, path: str | Path, format: str) -> 
 
 
 def _exported(model: nn.Module, example: Tensor) -> Any:
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if isinstance(module, ChannelMap):
+            module.forget_gradients()
     batch = torch.export.Dim("batch", min=1)
     if example.shape[0] < 2:  # a batch of one would be taken for a constant
         example = example.expand(2, *example.shape[1:]).contiguous()
@@ -50,6 +56,7 @@ def _exported(model: nn.Module, example: Tensor) -> Any:
 
 
 def _pt2(program: Any) -> bytes:
+    program.example_inputs = None  # they would be the one pickle in the archive
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     return buffer.getvalue()
@@ -60,9 +67,14 @@ def _onnx(program: Any) -> bytes:
         raise ArtifactError(f"ONNX export needs the packages {' and '.join(missing)}: pip install 'paam[onnx]'.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's own workings; the result is what counts
-        onnx_program = torch.onnx.export(program, dynamo=True, verbose=False)
+        onnx_program = torch.onnx.export(program, dynamo=True, verbose=False, input_names=["input"])
     assert onnx_program is not None
-    content: bytes = onnx_program.model_proto.SerializeToString()
+    proto = onnx_program.model_proto
+    for value in (*proto.graph.input, *proto.graph.output):
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param:
+                size.dim_param = "batch"  # the only free size
+    content: bytes = proto.SerializeToString()
     return content
 
 

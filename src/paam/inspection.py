@@ -61,6 +61,8 @@ def inspect(network: Network) -> Inspection:
             note = "left alone: it is in ignore"
         elif op is None:
             note = "left alone: forward() never calls it"
+        elif isinstance(op.flow, Whole):
+            note = "left alone: it works along the channels"
         elif group is None:
             note = "left alone: its channels are the network's answers"
         elif group.layers[0] != name:

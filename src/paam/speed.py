@@ -59,6 +59,32 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+@dataclass(frozen=True)
+class Speed:
+    """One network, run in one way. ``throughput``: samples per second at the median. ``memory``: bytes, or None."""
+
+    network: str
+    mode: str
+    latency: Latency
+    throughput: float
+    memory: int | None
+
+
+def compare(
+    models: Mapping[str, nn.Module], example: Tensor, *, repeats: int = 30, compiled: bool = False
+) -> list[Speed]:
+    """Every network eagerly, and compiled where asked for, timed in turns on one batch."""
+    rows = []
+    for mode in ("eager", "compiled") if compiled else ("eager",):
+        runners = {name: torch.compile(model) if mode == "compiled" else model for name, model in models.items()}
+        latencies = measure_latency(runners, example, repeats=repeats)
+        for name, model in models.items():
+            latency = latencies[name]
+            memory = peak_memory(model, example) if mode == "eager" else None
+            rows.append(Speed(name, mode, latency, 1e3 * len(example) / latency.median, memory))
+    return rows
+
+
 def peak_memory(model: nn.Module, example: Tensor) -> int:
     """Bytes that one pass in evaluation mode needs at most, beside the weights and the input.
 
@@ -70,8 +96,9 @@ def peak_memory(model: nn.Module, example: Tensor) -> int:
             before = torch.cuda.memory_allocated(example.device)
             torch.cuda.reset_peak_memory_stats(example.device)
             model(example)
-            return torch.cuda.max_memory_allocated(example.device) - before  # type: ignore[no-any-return]
-        with _LiveTensors() as live:
+            return torch.cuda.max_memory_allocated(example.device) - before
+        live = _LiveTensors()
+        with live:
             model(example)
         return live.peak
 

@@ -20,8 +20,8 @@ class ChannelMap(nn.Module):
 
     index: Tensor
     back: Tensor
-    index_mask: Tensor
-    back_mask: Tensor
+    index_mask: Tensor | None
+    back_mask: Tensor | None
 
     def __init__(self, index: Sequence[int], inputs: int, axis: int) -> None:
         super().__init__()
@@ -33,14 +33,20 @@ class ChannelMap(nn.Module):
             if channel >= 0:
                 back[channel] = place
         for name, numbers in (("index", torch.tensor(index)), ("back", torch.tensor(back))):
+            present = numbers >= 0
+            mask = None if present.all() else present.to(torch.get_default_dtype())
             self.register_buffer(name, numbers.clamp(min=0), persistent=False)
-            self.register_buffer(f"{name}_mask", (numbers >= 0).to(torch.get_default_dtype()), persistent=False)
+            self.register_buffer(f"{name}_mask", mask, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_exporting():  # an exported graph holds plain operations only
             return _take(x, self.index, self.index_mask, self.axis)
         taken: Tensor = _Take.apply(x, self.index, self.index_mask, self.back, self.back_mask, self.axis)  # type: ignore[no-untyped-call]
         return taken
+
+    def forget_gradients(self) -> None:
+        """Drop what only the backward pass reads, for networks that are exported."""
+        del self.back, self.back_mask
 
     def extra_repr(self) -> str:
         return f"{self.inputs} -> {len(self.source)}, axis={self.axis}"
@@ -65,7 +71,9 @@ class _Take(torch.autograd.Function):
     """Channels by number. Its gradient takes channels too, where torch's own would scatter with atomic additions."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, mask: Tensor, back: Tensor, back_mask: Tensor, axis: int) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, index: Tensor, mask: Tensor | None, back: Tensor, back_mask: Tensor | None, axis: int
+    ) -> Tensor:
         ctx.save_for_backward(back, back_mask, index, mask)
         ctx.axis = axis
         return _take(x, index, mask, axis)
@@ -76,14 +84,16 @@ class _Take(torch.autograd.Function):
         return taken, None, None, None, None, None
 
 
-def _take(x: Tensor, index: Tensor, mask: Tensor, axis: int) -> Tensor:
+def _take(x: Tensor, index: Tensor, mask: Tensor | None, axis: int) -> Tensor:
     """Channels ``index`` of x along ``axis``, times the mask, in the memory format of x."""
     if x.shape[axis] == 0:
         return x.new_zeros([len(index) if place == axis else size for place, size in enumerate(x.shape)])
     last = x.dim() == 4 and axis == 1 and x.is_contiguous(memory_format=torch.channels_last)
     if last:
         x, axis = x.permute(0, 2, 3, 1), 3
-    taken = x.index_select(axis, index) * mask.to(x.dtype).view([-1] + [1] * (x.dim() - 1 - axis))
+    taken = x.index_select(axis, index)
+    if mask is not None:
+        taken = taken * mask.to(x.dtype).view([-1] + [1] * (x.dim() - 1 - axis))
     return taken.permute(0, 3, 1, 2) if last else taken
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from paam.errors import GraphError
 from paam.gates import apply_gate
 from paam.graph.channel_map import ChannelMap, ChannelOffset, NoChannels, OnesChannel, whole_shape
+from paam.graph.elementwise import CONVOLVE
 from paam.graph.flows import CONST, Layout, Mix, Pass
 from paam.graph.joins import Add, Concat, Route, Stored
 from paam.graph.modes import evaluating
@@ -52,7 +53,9 @@ class _Builder:
 
     def __init__(self, traced: Traced, axes: dict[fx.Node, int], values: Values) -> None:
         self.values = values
-        self.root = copy.deepcopy(traced.model)
+        # A copy that shares the tensors: most are about to be cut, and the others are copied at the end.
+        self.shared = {id(tensor): tensor for tensor in (*traced.model.parameters(), *traced.model.buffers())}
+        self.root = copy.deepcopy(traced.model, dict(self.shared))
         self.name = type(traced.model).__name__
         self.graph = fx.Graph()
         self.nodes: dict[fx.Node, fx.Node] = {}
@@ -103,6 +106,7 @@ class _Builder:
             shrink_per_channel(self.root.get_submodule(str(op.node.target)), step.width, step.made)
 
     def finish(self, rewired: bool) -> nn.Module:
+        self._own_tensors()
         if not rewired:
             return self.root
         for module in self.root.modules():
@@ -115,6 +119,16 @@ class _Builder:
         self.root.add_module(MAPS, self.maps)
         # The module takes along only what the remaining graph reads.
         return fx.GraphModule(self.root, self.graph, self.name).train(self.root.training)
+
+    def _own_tensors(self) -> None:
+        """Copy every tensor that still is the original model's."""
+        copies: dict[int, Tensor] = {}
+        for module in self.root.modules():
+            for held in (module._parameters, module._buffers):
+                for name, tensor in held.items():
+                    if id(tensor) in self.shared:
+                        assert tensor is not None
+                        held[name] = copies.setdefault(id(tensor), copy.deepcopy(tensor))  # type: ignore[assignment]
 
     def _keep_sizes(self) -> None:
         """Let whoever reads the number of channels of a value read that of the whole network.
@@ -235,7 +249,10 @@ def _spread(values: Tensor, constants: Layout, layout: Layout) -> Tensor:
 
 
 def _rewrite_size(node: fx.Node, axis: int, size: int) -> None:
-    """x.view(-1, 512) -> x.view(-1, 300), and as much for sizes read off another tensor."""
+    """x.view(-1, 512) -> x.view(-1, 300), and as much for sizes read off another tensor, and for groups = 512."""
+    if node.target in CONVOLVE:
+        node.args, node.kwargs = node.args[:6], {**node.kwargs, "groups": size}
+        return
     first, *sizes = node.args
     if len(sizes) == 1 and not isinstance(sizes[0], int):
         given = sizes[0]

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 
 from paam.graph.flows import CONST, LIVE, ZERO, Pass, Whole
@@ -174,10 +175,29 @@ def _reads_last(site: Site, user: fx.Node) -> bool:
 LAST_AXIS = (nn.Linear, nn.LayerNorm)
 
 
+def functional_convolution(site: Site) -> Op:
+    """F.conv2d with tensors of its own: depthwise, channel by channel, as filters that blur; any other reads all."""
+    tensors = [node for node in site.node.all_input_nodes if node.name in site.shapes]
+    groups = site.argument(6, "groups", 1)
+    number = site.traced.numbers[groups.name] if isinstance(groups, fx.Node) else groups
+    widths = tuple(site.width(node) for node in tensors)
+    if number > 1 and set(widths) == {number} and site.axis(site.x) == 1 and site.shape()[1] == number:
+        return site.op(Zip(widths, zero_wins=False), *tensors, size=groups)
+    return barrier(site)
+
+
 def stored(site: Site) -> Op:
-    """A parameter or buffer that the model reads by itself: its channels are its one axis that is longer than 1."""
+    """A parameter or buffer that the model reads by itself: its channels are its one axis that is longer than 1.
+
+    Of several such axes any may count as theirs: where it is not what others take for channels, all are read.
+    """
     shape = site.shape()
     long = [axis for axis, size in enumerate(shape) if size > 1] or [len(shape) - 1]
-    if len(long) > 1 or not shape:
-        raise site.refusal(f"a tensor of shape {list(shape)} could have its channels on several axes")
-    return Op(site.node, Stored(shape[long[0]]), (), long[0])
+    if not shape:
+        raise site.refusal("it is a single number; write it into the operation that reads it")
+    is_filter = any(user.target in CONVOLVE for user in site.node.users)
+    axis = long[0] if is_filter or (len(shape) > 3 and shape[0] == 1) else long[-1]
+    return Op(site.node, Stored(shape[axis]), (), axis)
+
+
+CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)

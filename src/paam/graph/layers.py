@@ -23,7 +23,8 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 def convolution(site: Site) -> Op:
     conv = site.module
-    _check(site)
+    if (along := _along_channels(site)) is not None:
+        return along
     assert isinstance(conv, CONVOLUTIONS)
     # Somebody's own convolution may pad in its own way: then constants are never folded.
     padded = _padding(conv) if type(conv) in CONVOLUTIONS else True
@@ -43,24 +44,32 @@ def _padding(conv: Any) -> bool:
 
 def transposed_convolution(site: Site) -> Op:
     conv = site.module
-    _check(site)
+    if (along := _along_channels(site)) is not None:
+        return along
     assert isinstance(conv, TRANSPOSED)
     # Neighbouring outputs receive from different numbers of inputs: a constant does not stay one, as if it were padded.
     flow = Mix(conv.in_channels, conv.out_channels, conv.groups, conv.bias is not None, True, transposed=True)
     return site.op(flow, axis=1)
 
 
-def _check(site: Site) -> None:
-    axis = len(site.shape(site.x)) - 1 if isinstance(site.module, nn.Linear) else 1
-    if site.axis(site.x) != axis:
-        raise site.refusal("it reads another axis than the one that paam takes for the channels'")
+def _along_channels(site: Site) -> Op | None:
+    """A layer for which our channels are positions, as a 1-d convolution over neighbouring channels: it reads them all.
+
+    None for the ordinary layer, which reads our channels as its own.
+    """
     if not isinstance(getattr(site.module, "weight", None), nn.Parameter):
         raise site.refusal("its weight is computed from other tensors; remove the reparametrisation first")
+    before, after, axis = site.shape(site.x), site.shape(), site.axis(site.x)
+    if axis == (len(before) - 1 if isinstance(site.module, nn.Linear) else 1):
+        return None
+    place = axis if len(after) == len(before) else 1
+    return site.op(Whole(after[place], opaque=True), axis=place)
 
 
 def linear(site: Site) -> Op:
     layer = site.module
-    _check(site)
+    if (along := _along_channels(site)) is not None:
+        return along
     assert isinstance(layer, nn.Linear)
     dims = len(site.shape(site.x))
     flow = Mix(layer.in_features, layer.out_features, 1, layer.bias is not None, False)

@@ -180,9 +180,10 @@ def _part(site: Site, source: fx.Node) -> Op:
 
 
 def pad(site: Site) -> Op:
-    amounts = tuple(site.argument(1, "pad", ()))
-    constant = site.argument(2, "mode", "constant") == "constant"
-    zeros = constant and site.argument(3, "value", None) in (None, 0)
+    module: Any = site.module  # nn.ZeroPad2d and its kin, or None for the function
+    amounts = tuple(site.argument(1, "pad", ()) if module is None else module.padding)
+    constant = module is not None or site.argument(2, "mode", "constant") == "constant"
+    zeros = constant and (site.argument(3, "value", None) if module is None else module.value) in (None, 0)
     axis, width = site.axis(site.x), site.width(site.x)
     first = 2 * (len(site.shape(site.x)) - 1 - axis)
     before, after = amounts[first : first + 2] or (0, 0)

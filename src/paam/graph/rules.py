@@ -20,6 +20,7 @@ from torch import fx, nn
 from paam.errors import GraphError
 from paam.graph import elementwise, layers, movement
 from paam.graph.channel_map import ChannelMap, ChannelOffset, NoChannels, OnesChannel
+from paam.graph.elementwise import CONVOLVE
 from paam.graph.flows import Sink, Source
 from paam.graph.layers import BATCH_NORMS, CONVOLUTIONS, INSTANCE_NORMS, TRANSPOSED
 from paam.graph.site import Op, Site, Tangle, TangleError
@@ -51,6 +52,7 @@ UNCHANGED = (
     *(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d),
     *(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, F.interpolate, F.upsample),
     *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d),
+    *(nn.ReflectionPad3d, nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d),
     "torchvision.ops.stochastic_depth.stochastic_depth",
 )
 AVERAGES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
@@ -63,6 +65,10 @@ REDUCTIONS = (
     *(torch.var, "var", torch.std, "std", torch.norm, "norm"),
 )
 TOGETHER = (F.batch_norm, "expand_as", torch.maximum, torch.minimum, torch.addcmul)
+PADS = (
+    *(F.pad, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d),
+    *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d),
+)
 PRODUCTS = (operator.matmul, torch.matmul, "matmul", torch.bmm, "bmm", torch.einsum, F.scaled_dot_product_attention)
 MIXING_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, F.layer_norm, F.group_norm, F.local_response_norm)
 
@@ -94,7 +100,8 @@ RULES: dict[Any, Rule] = {
     nn.Flatten: movement.reshape,
     **dict.fromkeys(movement.RESHAPES, movement.reshape),
     operator.getitem: movement.index,
-    F.pad: movement.pad,
+    **dict.fromkeys(CONVOLVE, elementwise.functional_convolution),
+    **dict.fromkeys(PADS, movement.pad),
     **dict.fromkeys((nn.PixelShuffle, F.pixel_shuffle), movement.pixel_shuffle),
     **dict.fromkeys((nn.PixelUnshuffle, F.pixel_unshuffle), movement.pixel_unshuffle),
 }

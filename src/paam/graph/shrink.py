@@ -33,7 +33,7 @@ def shrink_mix(layer: Any, flow: Mix, made: Layout, wanted: Layout, constant: Te
     whole: Tensor = layer.weight.detach()
     if flow.transposed and not flow.depthwise:
         whole = whole.transpose(0, 1)
-    weight = whole[rows] if flow.depthwise else whole[rows][:, columns]
+    weight = whole[rows] if flow.depthwise else whole[rows[:, None], columns]
     bias = None if layer.bias is None else layer.bias.detach()[rows]
     if constant is not None and flow.padded:
         weight = torch.cat([weight, constant.to(weight.dtype)], 1)

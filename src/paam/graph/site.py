@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
+import linecache
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from paam.errors import GraphError
 from paam.graph.flows import Flow
 from paam.graph.trace import Shape, Traced, function_name
-
-TORCH = str(Path(torch.__file__).parent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +116,6 @@ class Site:
 
 
 def _own_line(node: fx.Node) -> str:
-    """The last line of the model's own code that led to a node."""
-    lines = [line.strip() for line in (node.stack_trace or "").splitlines()]
-    own = [code for place, code in itertools.pairwise(lines) if place.startswith("File ") and TORCH not in place]
-    return own[-1] if own else ""
+    """The line of the model's own code that led to a node."""
+    place = node.meta.get("line")
+    return linecache.getline(*place).strip() if place else ""

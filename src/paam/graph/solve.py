@@ -193,7 +193,8 @@ def layer_costs(traced: Traced, solution: Solution) -> dict[str, Cost]:
         if isinstance(op.flow, Mix):
             cost = _mix_cost(traced, step, op.flow)
         else:
-            cost = Cost(_own_parameters(traced, op, step.width, len(step.made)), traced.macs.get(op.name, 0))
+            macs = traced.macs.get(op.name, 0) * len(step.made) // step.width if step.width else 0
+            cost = Cost(_own_parameters(traced, op, step.width, len(step.made)), macs)
         name = str(op.node.target) if op.node.op in ("call_module", "get_attr") else op.name
         before = costs.get(name)  # a layer that is called again is there once, and works twice
         costs[name] = cost if before is None else Cost(cost.params, before.macs + cost.macs)

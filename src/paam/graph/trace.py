@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from paam.cost import MacCounter
 from paam.errors import GraphError, nearest, one_line
 from paam.graph.modes import buffers_kept, copying, evaluating, in_mode
-from paam.graph.tracer import Tracer
+from paam.graph.tracer import NOT_THE_MODELS, Tracer
 from paam.plan import recall_plan
 
 Shape = tuple[int, ...]
@@ -39,7 +39,7 @@ class Traced:
     ignore: tuple[str, ...]
     """Modules and nodes that are left alone, as the user named them."""
     macs: dict[str, int]
-    """What these cost, and whatever else is no layer, by node name: multiply-accumulates of one sample."""
+    """What each operation costs, by node name: multiply-accumulates of one sample."""
 
     @property
     def fingerprint(self) -> str:
@@ -70,7 +70,7 @@ def trace(model: nn.Module, example_inputs: Tensor | Sequence[Tensor], ignore: S
     _follow_training_flag(model, graph, training)
     module = fx.GraphModule(model, graph, type(model).__name__)
     _make_functional(module)
-    recorder = _record(model, module, examples, ignored)
+    recorder = _record(model, module, examples)
     _check_ignored(model, module.graph, ignored)
     macs = {name: total // examples[0].shape[0] for name, total in recorder.macs.items()}
     return Traced(model, module, recorder.shapes, recorder.numbers, examples, ignored, macs)
@@ -155,10 +155,9 @@ def positions(shape: Shape, axis: int) -> int:
 
 
 class _Recorder(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule, ignored: Sequence[str]) -> None:
+    def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
         self.extra_traceback = False
-        self.ignored = ignored
         self.macs: dict[str, int] = {}
         self.shapes: dict[str, Shape] = {}
         self.numbers: dict[str, Any] = {}
@@ -166,8 +165,7 @@ class _Recorder(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         with MacCounter() as counter:
             value = super().run_node(n)
-        if n.op != "call_module" or n.target in self.ignored:
-            self.macs[n.name] = counter.macs
+        self.macs[n.name] = counter.macs
         if isinstance(value, Tensor):
             self.shapes[n.name] = tuple(value.shape)
         elif isinstance(value, int | torch.Size | torch.dtype | torch.device):
@@ -175,9 +173,7 @@ class _Recorder(fx.Interpreter):
         return value
 
 
-def _record(
-    model: nn.Module, module: fx.GraphModule, examples: tuple[Tensor, ...], ignored: Sequence[str]
-) -> _Recorder:
+def _record(model: nn.Module, module: fx.GraphModule, examples: tuple[Tensor, ...]) -> _Recorder:
     """Run model and graph on random inputs of the examples' shapes; they must agree."""
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     if len(examples) > len(inputs):
@@ -186,7 +182,7 @@ def _record(
     randoms = tuple(
         torch.randn(x.shape, generator=generator).to(x) if x.is_floating_point() else x.clone() for x in examples
     )
-    recorder = _Recorder(module, ignored)
+    recorder = _Recorder(module)
     try:
         with evaluating(model), evaluating(module), torch.no_grad():
             truth = model(*(x.clone() for x in randoms))
@@ -210,9 +206,7 @@ def _record(
 
 def _blame(model: nn.Module, error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    torch_home = str(Path(torch.__file__).parent)
-    here = str(Path(__file__).parent)
-    own = [f for f in frames if not f.filename.startswith((torch_home, here))]
+    own = [f for f in frames if not f.filename.startswith(NOT_THE_MODELS)]
     place = f" at {Path(own[-1].filename).name}:{own[-1].lineno} (`{own[-1].line}`)" if own else ""
     return (
         f"{type(model).__name__} cannot be traced{place}: {one_line(error)}."

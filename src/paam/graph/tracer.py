@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -13,6 +16,9 @@ from paam.graph.channel_map import ADDED_LAYERS, whole_shape
 from paam.graph.modes import evaluating
 
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm)
+
+NOT_THE_MODELS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+"""Where code lies that is not the model's own."""
 
 SIZES = ("size", "dim", "ndimension", "numel", "is_floating_point", "get_device")
 FACTS = ("shape", "ndim", "dtype", "device", "is_cuda", "requires_grad")
@@ -26,8 +32,6 @@ class Tracer(fx.Tracer):
     not looked into either. A forward() may branch and loop on shapes: they are settled for the shapes of ``examples``.
     Optional arguments for which there is no example keep their defaults.
     """
-
-    record_stack_traces = True  # so that a refusal can quote the line of code
 
     def __init__(self, examples: Sequence[Tensor], ignored: Sequence[str]) -> None:
         super().__init__()
@@ -48,6 +52,16 @@ class Tracer(fx.Tracer):
                 args[place] = arg.node.args[0]
                 self.graph.erase_node(arg.node)
         return function, args
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Remember the line of the model's code that made a node, for refusals to quote."""
+        node = super().create_node(*args, **kwargs)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(NOT_THE_MODELS):
+            frame = frame.f_back
+        if frame is not None:
+            node.meta["line"] = (frame.f_code.co_filename, frame.f_lineno)
+        return node
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)

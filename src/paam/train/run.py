@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -222,7 +223,7 @@ def _build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str) -> Prun
 
 def _portable(recipe: Recipe) -> dict[str, Any]:
     """The recipe as plain data, without where the data lies: a run may go on where they lie elsewhere."""
-    tree = asdict(recipe)
+    tree: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
     del tree["data"]["directory"]
     return tree
 

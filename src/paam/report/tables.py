@@ -1,0 +1,66 @@
+"""Tables for the terminal: what inspect and bench have found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from paam.inspection import Inspection
+from paam.speed import Speed
+
+
+def inspection_table(model: str, sizes: Sequence[int], found: Inspection) -> RenderableType:
+    """Layers in the order of the model, then what else is to know."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("layer", "kind"):
+        table.add_column(column)
+    for column in ("filters", "parameters", "MACs"):
+        table.add_column(column, justify="right")
+    table.add_column("gate")
+    for layer in found.layers:
+        group = found.groups.get(layer.group or "")
+        if layer.note:
+            gate = f"[dim]{escape(layer.note)}[/]"
+        else:
+            gate = "[cyan]stream[/]" if group and group["stream"] else "[green]own[/]"
+        cost = _short(layer.params), _short(layer.macs)
+        table.add_row(escape(layer.name), escape(layer.kind), str(layer.filters), *cost, gate)
+    filters = sum(group["width"] for group in found.groups.values())
+    streams = sum(group["stream"] for group in found.groups.values())
+    params, macs = _short(found.params), _short(found.macs)
+    lines: list[RenderableType] = [
+        f"\n[bold]{escape(model)}[/], input {'x'.join(map(str, sizes))}: {params} parameters, {macs} MACs",
+        f"{filters} filters in {len(found.groups)} groups can be removed; {streams} groups write into residual streams",
+    ]
+    if found.whole:
+        lines.append(f"[dim]channels are made whole again at:[/] {escape(', '.join(found.whole))}")
+    if found.ignored:
+        lines.append(f"[dim]left alone:[/] {escape(', '.join(found.ignored))}")
+    return Group(table, *lines)
+
+
+def comparison_table(hardware: str, batch: int, rows: Sequence[Speed]) -> RenderableType:
+    """Dense against pruned, with the ratio of each mode."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title=f"{escape(hardware)}, batch {batch}")
+    for column in ("network", "mode"):
+        table.add_column(column)
+    for column in ("ms per batch (quartiles)", "images / s", "peak memory", "speed-up"):
+        table.add_column(column, justify="right")
+    base = {row.mode: row.latency.median for row in rows if row.network == "dense"}
+    for row in rows:
+        latency = row.latency
+        memory = "" if row.memory is None else f"{row.memory / 2**20:.1f} MiB"
+        time = f"{latency.median:.2f} ({latency.low:.2f} to {latency.high:.2f})"
+        ratio = f"{base[row.mode] / latency.median:.2f} x"
+        table.add_row(row.network, row.mode, time, f"{row.throughput:,.0f}", memory, ratio)
+    return table
+
+
+def _short(number: int) -> str:
+    for size, unit in ((10**9, " G"), (10**6, " M"), (10**3, " k")):
+        if number >= size:
+            return f"{number / size:.2f}{unit}"
+    return str(number)
