@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--keep-macs", type=float, default=0.5)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--round-to", type=int, nargs="+", default=[8, 1])
     for flag in ("--bfloat16", "--channels-last", "--compile"):
         parser.add_argument(flag, action="store_true")
     args = parser.parse_args()
@@ -56,7 +57,7 @@ def main() -> None:
     dense = build_model("torchvision:resnet50", num_classes=1000, in_channels=3).eval()
     networks: dict[str, nn.Module] = {"dense": dense}
     for streams in ("tied", "independent"):
-        for round_to in (8, 1):
+        for round_to in args.round_to:
             name = f"{streams}, round_to={round_to}"
             networks[name] = pruned(dense, example, streams, args.keep_macs, round_to).eval()
     macs = {name: count(model, example).macs for name, model in networks.items()}
@@ -72,7 +73,7 @@ def main() -> None:
     memory = {name: peak_memory(model, batch) for name, model in ready.items()}
     if args.compile:
         ready = {name: torch.compile(model) for name, model in ready.items()}
-    print(json.dumps({**environment(args.device), "threads": torch.get_num_threads(), **vars(args)}), flush=True)
+    print(json.dumps({**environment(args.device), **vars(args), "threads": torch.get_num_threads()}), flush=True)
     times = measure_latency(ready, batch, repeats=args.repeats, warmup=3)
     base = times["dense"].median
     print(f"{'':26}{'MACs':>8}{'ms (quartiles)':>26}{'speed-up':>10}{'of ideal':>10}{'peak MiB':>10}{'maps':>6}")
