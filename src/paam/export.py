@@ -41,18 +41,35 @@ def export(model: nn.Module, example: Tensor, path: str | Path, format: str) -> 
 
 
 def _exported(model: nn.Module, example: Tensor) -> Any:
-    model = copy.deepcopy(model)
-    for module in model.modules():
-        if isinstance(module, ChannelMap):
-            module.forget_gradients()
+    model = _without_training_parts(model)
     batch = torch.export.Dim("batch", min=1)
     if example.shape[0] < 2:  # a batch of one would be taken for a constant
         example = example.expand(2, *example.shape[1:]).contiguous()
     with evaluating(model), torch.no_grad():
         try:
-            return torch.export.export(model, (example,), dynamic_shapes=({0: batch},))
+            program = torch.export.export(model, (example,), dynamic_shapes=({0: batch},))
         except Exception as error:  # torch.export's own refusals
             raise ArtifactError(f"torch.export refuses {type(model).__name__}: {one_line(error)}.") from error
+
+
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.dropout.default:  # in evaluation mode it does nothing
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    program.graph_module.recompile()
+    return program
+
+
+def _without_training_parts(model: nn.Module) -> nn.Module:
+    """A copy that can only be evaluated: no counters of batches, nothing for gradients."""
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if isinstance(module, ChannelMap):
+            module.forget_gradients()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.num_batches_tracked = None
+    return model
 
 
 def _pt2(program: Any) -> bytes:

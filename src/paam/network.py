@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paam.cost import count
 from paam.errors import ArtifactError, RecipeError, nearest
 from paam.graph.attach import Group, Placement, Streams, find_groups
 from paam.graph.compact import compact
@@ -47,9 +46,8 @@ class Network:
 
     @cached_property
     def dense(self) -> Cost:
-        """What the model itself costs, by the counter."""
-        counted = count(self.traced.model, self.traced.examples)
-        return Cost(counted.params, counted.macs)
+        """What the model itself costs, by the counter, which went along when it was traced."""
+        return Cost(sum(p.numel() for p in self.traced.model.parameters()), sum(self.traced.macs.values()))
 
     def strongest_path(self, scores: Mapping[str, NDArray[np.float64]]) -> dict[str, set[int]]:
         """Filters, by group, whose weakest member scores highest among all paths from input to output."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-import operator
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from paam.cost import MacCounter
 from paam.errors import GraphError, nearest, one_line
+from paam.graph.functional import make_functional
 from paam.graph.modes import buffers_kept, copying, evaluating, in_mode
 from paam.graph.tracer import NOT_THE_MODELS, Tracer
 from paam.plan import recall_plan
@@ -41,7 +42,7 @@ class Traced:
     macs: dict[str, int]
     """What each operation costs, by node name: multiply-accumulates of one sample."""
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Identifies architecture, not weights: the graph, its layers, the name and shape of every tensor."""
         lines = []
@@ -68,9 +69,9 @@ def trace(model: nn.Module, example_inputs: Tensor | Sequence[Tensor], ignore: S
     except Exception as error:  # tracing runs the user's forward(): anything can come out of it
         raise GraphError(_blame(model, error)) from error
     _follow_training_flag(model, graph, training)
+    doubtful = make_functional(model, graph) or _has_hooks(model)
     module = fx.GraphModule(model, graph, type(model).__name__)
-    _make_functional(module)
-    recorder = _record(model, module, examples)
+    recorder = _record(model, module, examples, doubtful)
     _check_ignored(model, module.graph, ignored)
     macs = {name: total // examples[0].shape[0] for name, total in recorder.macs.items()}
     return Traced(model, module, recorder.shapes, recorder.numbers, examples, ignored, macs)
@@ -116,39 +117,6 @@ def _follow_training_flag(model: nn.Module, graph: fx.Graph, training: fx.Graph)
         node.kwargs = {key: merge(node, value, twin.kwargs[key]) for key, value in node.kwargs.items()}
 
 
-IN_PLACE = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-}
-
-
-def _make_functional(module: fx.GraphModule) -> None:
-    """Make every value what its node computes: later readers of a value changed in place read the changed one.
-
-    Functions and methods become their copying forms. Modules keep their flag, which is the model's own; compact.py
-    clears it in the graphs it builds, where two nodes may come to share one tensor.
-    """
-    order = {node: place for place, node in enumerate(module.graph.nodes)}
-    for node in module.graph.nodes:
-        method = node.op == "call_method" and node.target.endswith("_") and not node.target.endswith("__")
-        function = node.op == "call_function" and (node.target in IN_PLACE or node.kwargs.get("inplace", False))
-        layer = node.op == "call_module" and getattr(module.get_submodule(node.target), "inplace", False)
-        if not (method or function or layer) or not isinstance(node.args[0], fx.Node):
-            continue
-        for reader in list(node.args[0].users):
-            if order[reader] > order[node]:
-                reader.replace_input_with(node.args[0], node)
-        if method:
-            node.target = node.target.removesuffix("_")
-        elif node.target in IN_PLACE:
-            node.target = IN_PLACE[node.target]
-        elif function:
-            node.kwargs = {**node.kwargs, "inplace": False}
-    module.recompile()
-
-
 def positions(shape: Shape, axis: int) -> int:
     """How many values each channel has in one sample: H * W for a feature map [N, C, H, W]."""
     return math.prod(shape[1:]) // shape[axis]
@@ -173,8 +141,13 @@ class _Recorder(fx.Interpreter):
         return value
 
 
-def _record(model: nn.Module, module: fx.GraphModule, examples: tuple[Tensor, ...]) -> _Recorder:
-    """Run model and graph on random inputs of the examples' shapes; they must agree."""
+def _has_hooks(model: nn.Module) -> bool:
+    """Hooks may change what a module returns, and the graph knows nothing of those on modules it looks into."""
+    return any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def _record(model: nn.Module, module: fx.GraphModule, examples: tuple[Tensor, ...], doubtful: bool) -> _Recorder:
+    """Run the graph on random inputs of the examples' shapes; if ``doubtful``, the model too: they must agree."""
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     if len(examples) > len(inputs):
         raise GraphError(f"The model takes {len(inputs)} inputs; {len(examples)} examples were given.")
@@ -184,8 +157,8 @@ def _record(model: nn.Module, module: fx.GraphModule, examples: tuple[Tensor, ..
     )
     recorder = _Recorder(module)
     try:
-        with evaluating(model), evaluating(module), torch.no_grad():
-            truth = model(*(x.clone() for x in randoms))
+        with evaluating(model), evaluating(module), torch.inference_mode():
+            truth = model(*(x.clone() for x in randoms)) if doubtful else None
             with copying(model):
                 found = recorder.run(*randoms)
     except Exception as error:  # the user's operations on the user's input
@@ -194,12 +167,13 @@ def _record(model: nn.Module, module: fx.GraphModule, examples: tuple[Tensor, ..
             f"The model does not run on the example input of shape {shapes}: {one_line(error)}."
             " Give an example of the shape that the model is used with."
         ) from error
-    pairs = zip(tree_leaves(truth), tree_leaves(found), strict=True)
+    pairs = zip(tree_leaves(truth if doubtful else found), tree_leaves(found), strict=True)
     tensors = [(a.double(), b.double()) for a, b in pairs if isinstance(a, Tensor)]
     if not all(torch.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True) for a, b in tensors):
         raise GraphError(
             f"{type(model).__name__} computes something else than its traced graph: it changes a value in place while a"
-            " view or an alias of it is still read; use the copying form of that operation."
+            " view or an alias of it is still read (use the copying form of that operation), or hooks change what its"
+            " modules return (remove them)."
         )
     return recorder
 
