@@ -2,22 +2,31 @@
 # make test   the test suite
 # make check  lint and types
 # make test-slow   tests that need the public checkpoints and CIFAR-10 beside this repository
+# make test-zoo    every CNN of torchvision and 30 families of timm, and exports; installs those packages
+# make coverage    examine the zoos anew and rewrite docs/coverage.md
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+EXTRAS := $(VENV)/extras
 
-.PHONY: demo test test-slow check format clean
+.PHONY: demo test test-slow test-zoo coverage check format clean
 
 demo: $(READY)
 	$(BIN)/paam demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not zoo"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+test-zoo: $(EXTRAS)
+	$(BIN)/python -m pytest -m zoo tests/test_zoo.py
+
+coverage: $(EXTRAS)
+	cd tests && ../$(BIN)/python zoo.py
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -37,3 +46,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
+
+$(EXTRAS): $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,torchvision,timm,onnx,benchmarks]"
+	touch $(EXTRAS)

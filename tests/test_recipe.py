@@ -550,3 +550,21 @@ def test_an_empty_file_is_the_default_recipe(tmp_path):
     path = tmp_path / "empty.toml"
     path.write_bytes(b"")
     assert load_recipe(str(path)) == Recipe()
+
+
+def test_what_is_ignored_is_a_list_of_names():
+    recipe = load_recipe("digits-resnet20-kq", dict([parse_override('prune.ignore=["layer1", "linear"]')]))
+    assert recipe.prune.ignore == ("layer1", "linear")
+    assert recipe_from_tree(tomllib.loads(recipe_to_toml(recipe))) == recipe
+    for value in ("layer1", 3, [3], [["layer1"]]):
+        with pytest.raises(RecipeError, match="prune.ignore must be"):
+            load_recipe("digits-resnet20-kq", {"prune.ignore": value})
+
+
+def test_a_new_target_keeps_the_steps_of_widths(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text("[target]\nkeep_params = 0.5\nround_to = 8\n")
+    assert load_recipe(str(path), {"target.keep_macs": 0.3}).target == Target(keep_macs=0.3, round_to=8)
+    assert load_recipe(str(path), {"target.round_to": 4}).target == Target(keep_params=0.5, round_to=4)
+    with pytest.raises(RecipeError, match="target.round_to must be from 1"):
+        load_recipe(str(path), {"target.round_to": 0})

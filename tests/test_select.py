@@ -100,6 +100,40 @@ def test_threshold_is_the_plain_comparison(seed: int, theta: float) -> None:
         assert set(plan.groups[group.name].filters) == above | path[group.name]
 
 
+@pytest.mark.parametrize("kind", ["keep_macs", "keep_params", "keep_filters", "threshold"])
+@settings(max_examples=15)
+@given(seed=st.integers(0, 10_000), share=st.floats(0.4, 0.99), step=st.sampled_from([2, 4, 8, 12, 16]))
+def test_widths_in_steps(kind: str, seed: int, share: float, step: int) -> None:
+    """Multiples of the step, all or nothing; the best filters first; budgets kept."""
+    network = NETWORKS["vgg16_bn" if seed % 2 else "resnet20"]
+    scores = random_scores(network, seed, spread=0.1)
+    chosen = select(network, scores, Target(**{kind: share}, round_to=step))
+    path = network.strongest_path({name: value.double().numpy() for name, value in scores.items()})
+    for group in network.groups:
+        kept = chosen.plan.groups[group.name].filters
+        assert len(kept) % step == 0 or len(kept) == group.width
+        by_score = scores[group.name].double().numpy()
+        lowest = min((by_score[i] for i in kept if i not in path[group.name]), default=np.inf)
+        assert all(by_score[i] <= lowest for i in range(group.width) if i not in kept)
+        if kind == "threshold":
+            must_stay = {i for i in range(group.width) if by_score[i] >= share} | path[group.name]
+            assert must_stay <= set(kept)
+            assert len(kept) - len(must_stay) < step
+    shares = {
+        "keep_macs": chosen.kept_macs,
+        "keep_params": chosen.kept_params,
+        "keep_filters": chosen.plan.kept_filters / chosen.plan.all_filters,
+    }
+    if kind != "threshold":
+        assert shares[kind] <= share + 1e-12
+
+
+def test_a_step_must_be_a_number_of_filters() -> None:
+    with pytest.raises(TargetError, match="round_to is a whole number"):
+        Target(keep_macs=0.5, round_to=0)
+    assert str(Target(keep_macs=0.5, round_to=8)) == "keep_macs = 0.5, widths in steps of 8"
+
+
 @given(st.integers(0, 1000), st.floats(0.2, 1.0))
 def test_filter_ratio_counts_filters(seed: int, share: float) -> None:
     network = NETWORKS["resnet20 tied"]

@@ -14,7 +14,6 @@ zoo = pytest.importorskip("zoo", reason="torchvision and timm are not installed:
 
 import paam  # noqa: E402
 from conftest import lively  # noqa: E402
-from paam.export import export  # noqa: E402
 from paam.models import build_model, resnet56  # noqa: E402
 from paam.select import Selection  # noqa: E402
 
@@ -42,6 +41,10 @@ def test_few_are_refused() -> None:
     assert "torchvision:fcn_resnet50" not in refused
 
 
+def test_page_is_what_the_rows_say() -> None:
+    assert (zoo.DOCS / "coverage.md").read_text() == zoo.page(COMMITTED)
+
+
 def pruned(name: str) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     model = resnet56() if name == "resnet56" else build_model(name, num_classes=10, in_channels=3)
@@ -64,7 +67,7 @@ def close(value: Tensor, truth: Tensor) -> bool:
 def test_onnx(network: tuple[nn.Module, Tensor], tmp_path: Path) -> None:
     onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     model, x = network
-    export(model, x[:2], tmp_path / "model.onnx", "onnx")
+    paam.export(model, x[:2], tmp_path / "model.onnx", "onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     (answer,) = session.run(None, {"input": x.numpy()})
     assert close(torch.from_numpy(answer), model(x))
@@ -75,7 +78,7 @@ def test_onnx(network: tuple[nn.Module, Tensor], tmp_path: Path) -> None:
 
 def test_pt2(network: tuple[nn.Module, Tensor], tmp_path: Path) -> None:
     model, x = network
-    export(model, x[:2], tmp_path / "model.pt2", "pt2")
+    paam.export(model, x[:2], tmp_path / "model.pt2", "pt2")
     loaded = torch.export.load(tmp_path / "model.pt2")
     assert close(loaded.module()(x), model(x))
     assert not any("dropout" in str(node.target) for node in loaded.graph.nodes)

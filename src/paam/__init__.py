@@ -4,6 +4,7 @@ from paam.api import Pruned, prune
 from paam.artifacts import load, save
 from paam.cost import Counted, count
 from paam.errors import PaamError
+from paam.exporting import export
 from paam.plan import Plan
 from paam.pruner import Pruner
 from paam.recipe import Recipe, load_recipe
@@ -25,6 +26,7 @@ __all__ = [
     "Target",
     "__version__",
     "count",
+    "export",
     "load",
     "load_recipe",
     "measure_latency",

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paam.errors import ArtifactError, PaamError, RecipeError
-from paam.export import export as export_model
+from paam.exporting import export as export_model
 from paam.inspection import inspect as inspect_network
 from paam.models import MODELS, build_model
 from paam.network import prepare

@@ -91,7 +91,7 @@ def _fit_budget(network: Network, order: _Order, target: Target) -> int:
         return predicted.macs if name == "keep_macs" else predicted.params
 
     whole = {"keep_filters": order.total, "keep_macs": network.dense.macs, "keep_params": network.dense.params}[name]
-    allowed = math.floor(share * whole + 1e-9 * whole)  # 0.7 of 10 filters is 7, whatever 0.7 * 10 is
+    allowed = share * whole + (1e-9 if name == "keep_filters" else 0)  # 0.7 of 10 filters is 7, whatever 0.7 * 10 is
     if (least := cost(order.removable)) > allowed:
         raise _unreachable(name, share, least / whole)
     return bisect_left(range(order.removable + 1), True, key=lambda removed: cost(removed) <= allowed)

@@ -51,7 +51,6 @@ def _exported(model: nn.Module, example: Tensor) -> Any:
         except Exception as error:  # torch.export's own refusals
             raise ArtifactError(f"torch.export refuses {type(model).__name__}: {one_line(error)}.") from error
 
-
     graph = program.graph_module.graph
     for node in list(graph.nodes):
         if node.target is torch.ops.aten.dropout.default:  # in evaluation mode it does nothing
