@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.zoo
 zoo = pytest.importorskip("zoo", reason="torchvision and timm are not installed: make test-zoo installs them")
 
 import paam  # noqa: E402
+import paam.cli  # noqa: E402
 from conftest import lively  # noqa: E402
 from paam.models import build_model, resnet56  # noqa: E402
 from paam.select import Selection  # noqa: E402
@@ -83,6 +87,65 @@ def test_pt2(network: tuple[nn.Module, Tensor], tmp_path: Path) -> None:
     assert close(loaded.module()(x), model(x))
     assert not any("dropout" in str(node.target) for node in loaded.graph.nodes)
     assert not any("back" in name or "num_batches" in name for name in (*loaded.constants, *loaded.state_dict))
+
+
+def test_several_inputs(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.see, self.read, self.head = nn.Conv2d(3, 8, 3), nn.Linear(5, 8), nn.Linear(8, 3)
+
+        def forward(self, image: Tensor, words: Tensor) -> Tensor:
+            return self.head((self.see(image).relu() * self.read(words).sigmoid()[:, :, None, None]).mean((2, 3)))
+
+    torch.manual_seed(0)
+    image, words = torch.randn(4, 3, 8, 8), torch.randn(4, 5)
+    pruner = paam.Pruner(Both(), (image[:1], words[:1]))
+    pruner.select(keep_filters=0.5)
+    small = pruner.compact().eval()
+    paam.export(small, (image[:1], words[:1]), tmp_path / "both.onnx", "onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "both.onnx")
+    (answer,) = session.run(None, {"input0": image.numpy(), "input1": words.numpy()})
+    assert close(torch.from_numpy(answer), small(image, words))
+
+
+def test_command_line_from_images_to_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network of torchvision on a folder of images: pruned, exported, measured."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    rng = np.random.default_rng(0)
+    for place in ("train/dark", "train/light", "test/dark", "test/light"):
+        (tmp_path / "images" / place).mkdir(parents=True)
+        for number in range(6):
+            pixels = rng.integers(0, 128, (32, 32, 3)) + 127 * ("light" in place)
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "images" / place / f"{number}.png")
+    (tmp_path / "own.toml").write_text(
+        """
+        description = "a network of torchvision on images"
+        model.name = "torchvision:mobilenet_v3_small"
+        data = { name = "folder", image_size = 32, batch_size = 6 }
+        schedule = { warmup = 1, cycles = 1, score = 1, weight = 1, finetune = 1 }
+        target = { keep_macs = 0.5, round_to = 4 }
+        """
+    )
+    monkeypatch.chdir(tmp_path)
+
+    def paam_command(*arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["paam", *arguments])
+        with pytest.raises(SystemExit) as done:
+            paam.cli.main()
+        assert not done.value.code
+
+    paam_command("prune", "own.toml", "--data=images", "--out=run", "--device=cpu")
+    paam_command("export", "run", "--format=onnx")
+    paam_command("bench", "run", "--batch=2", "--repeats=2", "--device=cpu")
+    small = paam.load("run", build_model("torchvision:mobilenet_v3_small", num_classes=2, in_channels=3))
+    groups = paam.Plan.read(Path("run/plan.json")).groups.values()
+    assert all(len(kept.filters) % 4 == 0 or len(kept.filters) == kept.width for kept in groups)
+    x = torch.randn(3, 3, 32, 32)
+    (answer,) = onnxruntime.InferenceSession("run/model.onnx").run(None, {"input": x.numpy()})
+    assert close(torch.from_numpy(answer), small(x))
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of torch.compile's own doing

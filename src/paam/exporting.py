@@ -23,8 +23,8 @@ from paam.plan import recall_plan
 FORMATS = ("onnx", "pt2", "safetensors")
 
 
-def export(model: nn.Module, example: Tensor, path: str | Path, format: str) -> None:
-    """Write a network to one file, in evaluation mode; its batch size stays free.
+def export(model: nn.Module, example: Tensor | tuple[Tensor, ...], path: str | Path, format: str) -> None:
+    """Write a network to one file, in evaluation mode; the batch size of its inputs stays free.
 
     onnx         for ONNX Runtime and its kin; needs the packages onnx and onnxscript
     pt2          torch.export's archive: torch.export.load(path).module() needs neither paam nor the model's code
@@ -40,14 +40,15 @@ def export(model: nn.Module, example: Tensor, path: str | Path, format: str) -> 
         raise RecipeError(f"There is no export format '{format}': {', '.join(FORMATS)}.")
 
 
-def _exported(model: nn.Module, example: Tensor) -> Any:
+def _exported(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> Any:
     model = _without_training_parts(model)
     batch = torch.export.Dim("batch", min=1)
-    if example.shape[0] < 2:  # a batch of one would be taken for a constant
-        example = example.expand(2, *example.shape[1:]).contiguous()
+    examples = (example,) if isinstance(example, Tensor) else example
+    # A batch of one would be taken for a constant.
+    examples = tuple(x if len(x) > 1 else x.expand(2, *x.shape[1:]).contiguous() for x in examples)
     with evaluating(model), torch.no_grad():
         try:
-            program = torch.export.export(model, (example,), dynamic_shapes=({0: batch},))
+            program = torch.export.export(model, examples, dynamic_shapes=tuple({0: batch} for _ in examples))
         except Exception as error:  # torch.export's own refusals
             raise ArtifactError(f"torch.export refuses {type(model).__name__}: {one_line(error)}.") from error
 
@@ -83,7 +84,9 @@ def _onnx(program: Any) -> bytes:
         raise ArtifactError(f"ONNX export needs the packages {' and '.join(missing)}: pip install 'paam[onnx]'.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's own workings; the result is what counts
-        onnx_program = torch.onnx.export(program, dynamo=True, verbose=False, input_names=["input"])
+        inputs = len(program.graph_signature.user_inputs)
+        names = ["input"] if inputs == 1 else [f"input{number}" for number in range(inputs)]
+        onnx_program = torch.onnx.export(program, dynamo=True, verbose=False, input_names=names)
     assert onnx_program is not None
     proto = onnx_program.model_proto
     for value in (*proto.graph.input, *proto.graph.output):
