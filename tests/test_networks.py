@@ -262,6 +262,8 @@ def shifted(norm: nn.Module) -> nn.Module:
 
 MIDDLES = {
     "sum over the map": Apply(lambda x: x.sum((2, 3), keepdim=True)),
+    "joined along the map": Apply(lambda x: torch.cat([x, torch.sigmoid(x)], 2)),
+    "cut along the map": Apply(lambda x: torch.cat([part * 2 for part in x.chunk(2, dim=3)], 3)),
     "expanded": Apply(lambda x: x.mean((2, 3), keepdim=True).expand(-1, 8, 4, 4)),
     "mean over channels, expanded": Apply(lambda x: x.mean(1, keepdim=True).expand(-1, 8, -1, -1)),
     "normalised over channels": Apply(lambda x: F.normalize(x)),

@@ -25,9 +25,9 @@ from conftest import lively, relative_error
 from paam import Pruner, count
 from paam.errors import GraphError
 from paam.models import build_model
+from paam.models.zoo import import_torchvision
 from paam.network import Choice, Network
 from paam.select import Selection
-from torchvision_cpu import torchvision
 
 DOCS = Path(__file__).parents[1] / "docs"
 GIANT = 100_000_000
@@ -70,6 +70,7 @@ FAMILIES = {
 NOT_CONVOLUTIONAL = ("vit_", "swin", "maxvit")
 
 
+torchvision = import_torchvision()
 timm = importlib.import_module("timm")  # it imports torchvision in its turn
 logging.getLogger("timm").setLevel(logging.ERROR)
 

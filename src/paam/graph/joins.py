@@ -131,7 +131,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Stack:
-    """Equally wide values side by side on a new axis. Each holds the wanted channels, constants filled in."""
+    """Equally wide values side by side on another axis. Each holds the wanted channels, constants filled in."""
 
     def forward(self, inputs: list[States]) -> States:
         # Constants of one channel differ between the values, so that together they are no constant.

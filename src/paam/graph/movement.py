@@ -25,10 +25,10 @@ SIZED = ("view", "reshape", torch.reshape, "expand")
 def concat(site: Site) -> Op:
     parts = site.argument(0, "tensors", ())
     axis = site.axis(parts[0])
-    if site.argument(1, "dim", 0) % len(site.shape(parts[0])) != axis:
-        raise site.refusal("it joins another axis than the channels'")
     if any(site.axis(part) != axis for part in parts):
         raise site.refusal("its inputs have their channels on different axes")
+    if site.argument(1, "dim", 0) % len(site.shape(parts[0])) != axis:
+        return site.op(Stack(), *parts)  # tokens, say, or halves of a map
     return site.op(Concat(tuple(site.width(part) for part in parts)), *parts)
 
 
@@ -168,10 +168,10 @@ def _part(site: Site, source: fx.Node) -> Op:
     assert isinstance(x, fx.Node)
     name = "split_size" if source.target == "split" else "split_size_or_sections"
     sizes = source.args[1] if len(source.args) > 1 else source.kwargs.get(name, source.kwargs.get("chunks"))
-    dim = source.args[2] if len(source.args) > 2 else source.kwargs.get("dim", 0)
+    dim: Any = source.args[2] if len(source.args) > 2 else source.kwargs.get("dim", 0)
     axis, width = site.axis(x), site.width(x)
-    if not isinstance(dim, int) or dim % len(site.shape(x)) != axis:
-        raise site.refusal("it cuts another axis than the channels'")
+    if dim % len(site.shape(x)) != axis:
+        return site.op(Pass(), x)
     cut: Any = torch.chunk if source.target in ("chunk", torch.chunk) else torch.split
     concrete: Any = fx.map_arg(sizes, lambda node: site.traced.numbers[node.name])
     parts = cut(torch.arange(width), concrete if isinstance(concrete, int) else list(concrete))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from paam.errors import RecipeError, nearest, one_line
 
 
 def from_torchvision(name: str, num_classes: int, in_channels: int) -> nn.Module:
-    models = _import("torchvision.models", "torchvision")
+    models = _import("torchvision")
     _check_name("torchvision", name, models.list_models())
     if in_channels != 3:
         raise RecipeError(f"'torchvision:{name}' reads images of 3 channels, not of {in_channels}.")
@@ -25,7 +27,7 @@ def from_torchvision(name: str, num_classes: int, in_channels: int) -> nn.Module
 
 
 def from_timm(name: str, num_classes: int, in_channels: int) -> nn.Module:
-    timm = _import("timm", "timm")
+    timm = _import("timm")
     _check_name("timm", name, timm.list_models())
     model: nn.Module = timm.create_model(name, pretrained=False, num_classes=num_classes, in_chans=in_channels)
     return model
@@ -34,12 +36,36 @@ def from_timm(name: str, num_classes: int, in_channels: int) -> nn.Module:
 ZOOS: dict[str, Callable[[str, int, int], nn.Module]] = {"torchvision": from_torchvision, "timm": from_timm}
 
 
-def _import(module: str, package: str) -> Any:
+def import_torchvision() -> Any:
+    """torchvision, also beside a torch that its compiled operators do not fit, such as a CPU-only one.
+
+    Its import then fails over two operators that no network here uses. They are declared, without being there.
+    """
     try:
-        return importlib.import_module(module)
+        return importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "torchvision::nms does not exist" not in str(error):
+            raise
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
+    _DECLARED.append(library)
+    return importlib.import_module("torchvision")
+
+
+_DECLARED: list[torch.library.Library] = []
+"""What is declared lives as long as its library object."""
+
+
+def _import(package: str) -> Any:
+    try:
+        torchvision = import_torchvision()
+        return torchvision.models if package == "torchvision" else importlib.import_module(package)
     except Exception as error:  # a package that does not fit the installed torch fails in many ways
         raise RecipeError(
-            f"Models of {package} need the package {package}, which cannot be imported ({one_line(error)});"
+            f"Models of {package} need that package, which cannot be imported ({one_line(error)});"
             f" install one that fits your torch: pip install 'paam[{package}]'."
         ) from error
 
