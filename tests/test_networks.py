@@ -263,9 +263,11 @@ def shifted(norm: nn.Module) -> nn.Module:
 MIDDLES = {
     "sum over the map": Apply(lambda x: x.sum((2, 3), keepdim=True)),
     "joined along the map": Apply(lambda x: torch.cat([x, torch.sigmoid(x)], 2)),
-    "cut along the map": Apply(lambda x: torch.cat([part * 2 for part in x.chunk(2, dim=3)], 3)),
+    "cut along the map": Apply(lambda x: torch.cat([x.chunk(2, dim=3)[0] * 2, x.split(4, 3)[1]], 3)),
+    "unbound along the map": Apply(lambda x: x.unbind(3)[2].unsqueeze(2)),
     "expanded": Apply(lambda x: x.mean((2, 3), keepdim=True).expand(-1, 8, 4, 4)),
     "mean over channels, expanded": Apply(lambda x: x.mean(1, keepdim=True).expand(-1, 8, -1, -1)),
+    "extremes over channels": Apply(lambda x: torch.cat([x.min(1, True)[0], x.max(dim=1, keepdim=True)[0], x], 1)),
     "normalised over channels": Apply(lambda x: F.normalize(x)),
     "stacked and summed": Apply(lambda x: torch.stack((x, torch.sigmoid(x)), 2).sum(2)),
     "log softmax over the map": Apply(lambda x: x.flatten(2).log_softmax(2).view(2, 8, 8, 8)),

@@ -66,6 +66,7 @@ class _Builder:
         self.axes = axes
         self.shapes = traced.shapes
         self.maps = self.root.get_submodule(MAPS) if hasattr(self.root, MAPS) else nn.Module()
+        self.fed: dict[tuple[fx.Node, fx.Node], Layout] = {}  # what each reader has been given of each value
         self.shrunk: set[str | None] = set()  # layers called several times that have been cut already
         self.gone: set[fx.Node] = set()
         self.widths: dict[fx.Node, int] = {}  # channels physically present, by original node
@@ -86,8 +87,7 @@ class _Builder:
         else:
             for position, source in enumerate(op.inputs):
                 old = self.nodes[source]
-                if (new := self._mapped(step, position, node)) is not old:
-                    node.replace_input_with(old, new)
+                self._feed(step, position, node, old)
             if op.sized:
                 node.meta["shape"] = self.shapes[op.name]
                 _rewrite_size(node, op.axis, len(step.out))
@@ -96,6 +96,19 @@ class _Builder:
             self.shrunk.add(op.shared)
             if (places := step.picks) is not None:
                 self._append(step, places, node)
+
+    def _feed(self, step: Settled, position: int, node: fx.Node, old: fx.Node) -> None:
+        """Give an operation the channels that it reads.
+
+        Where it is one part of several, (values, indices) of a maximum, say, that is what makes all the parts.
+        """
+        reader = node if step.op.inputs[position] in step.op.node.all_input_nodes else node.args[0]
+        assert isinstance(reader, fx.Node)
+        before = self.fed.setdefault((reader, old), step.wanted[position])
+        if not np.array_equal(before, step.wanted[position]):
+            raise GraphError(f"The parts of '{old.name}' need different channels of it; make them by slices.")
+        if old in reader.all_input_nodes and (new := self._mapped(step, position, reader)) is not old:
+            reader.replace_input_with(old, new)
 
     def _shrink(self, step: Settled, node: fx.Node) -> None:
         op = step.op

@@ -6,6 +6,7 @@ operation is applied to these numbers, and the result tells along which axis cha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,10 @@ SIZED = ("view", "reshape", torch.reshape, "expand")
 def concat(site: Site) -> Op:
     parts = site.argument(0, "tensors", ())
     axis = site.axis(parts[0])
+    dim = site.argument(1, "dim", 0) % len(site.shape(parts[0]))
     if any(site.axis(part) != axis for part in parts):
-        raise site.refusal("its inputs have their channels on different axes")
-    if site.argument(1, "dim", 0) % len(site.shape(parts[0])) != axis:
+        return site.op(Whole(site.shape()[dim]), *parts, axis=dim)
+    if dim != axis:
         return site.op(Stack(), *parts)  # tokens, say, or halves of a map
     return site.op(Concat(tuple(site.width(part) for part in parts)), *parts)
 
@@ -55,16 +57,20 @@ def no_channels(site: Site) -> Op:
     return site.op(Empty(), axis=site.shape().index(0))
 
 
-def reshape(site: Site) -> Op | Tangle:
-    """view, flatten, permute, squeeze and their kin: one rule for all that only moves values about."""
-    tangle = site.tangles.get(site.x.name)
-    origin = tangle.origin if tangle is not None else site.x
+def reshape(site: Site, x: fx.Node | None = None, move: Callable[[Tensor], Tensor] | None = None) -> Op | Tangle:
+    """view, flatten, permute, squeeze and their kin: one rule for all that only moves values about.
+
+    ``x`` and ``move``: what is moved and how, where that is not the node itself applied to its first argument.
+    """
+    x = x or site.x
+    tangle = site.tangles.get(x.name)
+    origin = tangle.origin if tangle is not None else x
     before = tangle.numbers if tangle is not None else _numbers(site.shape(origin), site.axis(origin))
-    after = _apply(site, before)
+    after = move(before) if move is not None else _apply(site, before)
     shape, width = tuple(after.shape), site.width(origin)
     found = _channel_axis(after)
     if site.node in site.whole:
-        return site.op(Whole(shape[_last_tangled(after)]), axis=_last_tangled(after))
+        return site.op(Whole(shape[_last_tangled(after)]), x, axis=_last_tangled(after))
     if found is None:
         return Tangle(origin, after, tangle.first if tangle is not None else site.node)
     axis, source = found
@@ -77,11 +83,11 @@ def reshape(site: Site) -> Op | Tangle:
         return site.op(Route(width, source), origin, axis=axis)
     size = _size(site, axis) if site.node.target in SIZED else -1
     if np.array_equal(source, np.arange(width)):
-        return site.op(Pass(), axis=axis, size=size)
+        return site.op(Pass(), x, axis=axis, size=size)
     block = len(source) // width
     if np.array_equal(source, np.arange(width).repeat(block)):
-        return site.op(Flatten(block), axis=axis, size=size)
-    return site.op(Whole(len(source)), axis=axis)
+        return site.op(Flatten(block), x, axis=axis, size=size)
+    return site.op(Whole(len(source)), x, axis=axis)
 
 
 def _numbers(shape: Shape, axis: int) -> Tensor:
@@ -142,6 +148,11 @@ def index(site: Site) -> Op | Tangle:
         if site.node.args[1] != 0:
             raise site.refusal("of what a maximum along an axis returns, only the values are known")
         return reduction(site, source)
+    if isinstance(source, fx.Node) and source.target in ("unbind", torch.unbind):
+        x, number = source.args[0], site.node.args[1]
+        assert isinstance(x, fx.Node)
+        dim: Any = source.args[1] if len(source.args) > 1 else source.kwargs.get("dim", 0)
+        return reshape(site, x, lambda values: values.select(dim, number))  # type: ignore[arg-type]
     key: Any = site.node.args[1]
     keys = key if isinstance(key, tuple) else (key,)
     axis, width = site.axis(site.x), site.width(site.x)
