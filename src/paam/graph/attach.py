@@ -18,7 +18,7 @@ from paam.graph.flows import Mix, Pass, Whole
 from paam.graph.joins import Add
 from paam.graph.layers import BATCH_NORMS
 from paam.graph.site import Op
-from paam.graph.trace import Shape, Traced, positions
+from paam.graph.trace import Shape, Traced
 
 Placement = Literal["sum", "branch"]
 Streams = Literal["independent", "tied"]
@@ -89,7 +89,7 @@ def find_groups(
                 layers=tuple(layers),
                 norms=tuple(norms),
                 sites=tuple(dict.fromkeys(chain.site.name for chain in members)),
-                area=positions(traced.shapes[first.name], first.axis),
+                area=traced.positions(first.name, first.axis),
                 stream=root_of(members[0].site) in added,
             )
         )

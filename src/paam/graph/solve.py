@@ -16,7 +16,7 @@ from torch import nn
 from paam.graph.flows import CONST, LIVE, ZERO, Layout, Mix, Needs, States, Whole
 from paam.graph.joins import Add, Route
 from paam.graph.site import Op
-from paam.graph.trace import Traced, attribute, positions
+from paam.graph.trace import Traced, attribute
 
 Masks = Mapping[str, Needs]
 """Node name -> True for channels whose gate is open. Nodes without a gate are absent."""
@@ -218,7 +218,7 @@ def _mix_cost(traced: Traced, step: Settled, flow: Mix) -> Cost:
     extras = [p for name, p in module.named_parameters(recurse=False) if name not in ("weight", "bias")]
     extra = sum(p.numel() * rows // flow.outputs if p.shape[:1] == (flow.outputs,) else p.numel() for p in extras)
     spread = step.op.inputs[0].name if flow.transposed else step.op.name
-    return Cost(weights + rows * biased + extra, weights * positions(traced.shapes[spread], step.op.axis))
+    return Cost(weights + rows * biased + extra, weights * traced.positions(spread, step.op.axis))
 
 
 def _own_parameters(traced: Traced, op: Op, width: int, present: int) -> int:

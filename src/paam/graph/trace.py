@@ -42,6 +42,11 @@ class Traced:
     macs: dict[str, int]
     """What each operation costs, by node name: multiply-accumulates of one sample."""
 
+    def positions(self, name: str, axis: int) -> int:
+        """How many values each channel of a node has in one sample: H * W for a feature map [N, C, H, W]."""
+        shape = self.shapes[name]
+        return math.prod(shape) // shape[axis] // self.examples[0].shape[0]
+
     @cached_property
     def fingerprint(self) -> str:
         """Identifies architecture, not weights: the graph, its layers, the name and shape of every tensor."""
@@ -115,11 +120,6 @@ def _follow_training_flag(model: nn.Module, graph: fx.Graph, training: fx.Graph)
             raise differ
         node.args = merge(node, node.args, twin.args)
         node.kwargs = {key: merge(node, value, twin.kwargs[key]) for key, value in node.kwargs.items()}
-
-
-def positions(shape: Shape, axis: int) -> int:
-    """How many values each channel has in one sample: H * W for a feature map [N, C, H, W]."""
-    return math.prod(shape[1:]) // shape[axis]
 
 
 class _Recorder(fx.Interpreter):
