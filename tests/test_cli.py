@@ -571,6 +571,12 @@ def test_inspect_as_json(cli):
     assert (found["params"], found["input"]) == (269_722, [1, 3, 32, 32])
     assert sum(layer["macs"] for layer in found["layers"]) == found["macs"]
     assert len(found["groups"]) == 12  # three streams, nine inner layers
+    assert {group["stream"] for group in found["groups"].values()} == {
+        "conv1",
+        "layer2.0.conv2",
+        "layer3.0.conv2",
+        None,
+    }
     assert found["groups"]["conv1"]["layers"] == ["conv1", *(f"layer1.{i}.conv2" for i in range(3))]
 
 

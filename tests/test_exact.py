@@ -114,7 +114,7 @@ def test_whole_blocks_removed_leave_their_offset() -> None:
     model = lively(resnet20())
     x = torch.randn(3, 3, 32, 32, dtype=torch.float64)
     network = prepare(model, x)
-    choice = {g.name: np.full(g.width, g.stream) for g in network.groups}
+    choice = {g.name: np.full(g.width, g.stream is not None) for g in network.groups}
     small = network.compact(network.plan(choice)).eval()
     convolutions = [m for m in small.modules() if isinstance(m, nn.Conv2d)]
     assert len(convolutions) == 1
@@ -127,7 +127,7 @@ def test_offsets_matter() -> None:
     model = lively(resnet20())
     x = torch.randn(2, 3, 16, 16, dtype=torch.float64)
     network = prepare(model, x)
-    choice = {g.name: np.full(g.width, g.stream) for g in network.groups}
+    choice = {g.name: np.full(g.width, g.stream is not None) for g in network.groups}
     small = network.compact(network.plan(choice)).eval()
     with torch.no_grad():
         for name, parameter in small.named_parameters():

@@ -29,7 +29,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Inspection:
-    """``groups``: name -> width, layers, whether they write into a residual stream. ``whole``: where channels that were
+    """``groups``: name -> width, layers, the residual stream they write into. ``whole``: where channels that were
     removed are filled in again, because something reads all of them."""
 
     params: int

@@ -35,7 +35,7 @@ class Group:
 
     ``layers``: layers whose filters are scored. ``norms``: per-channel layers between them and the gate. ``sites``:
     nodes behind which the gate multiplies. ``area``: values per channel and sample.
-    ``stream``: they write into a residual stream.
+    ``stream``: the residual stream that they write into, by its first layer; None if they write into none.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Group:
     norms: tuple[str, ...]
     sites: tuple[str, ...]
     area: int
-    stream: bool
+    stream: str | None
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ def find_groups(
     members_of: dict[fx.Node | str, list[_Chain]] = {}
     for chain in chains:
         members_of.setdefault(_root(sets, str(chain.layers[0].node.target)), []).append(chain)
+    first_of: dict[fx.Node, str] = {}
     groups = []
     for members in members_of.values():
         # The network's answers are left alone: their channels are not ours to choose.
@@ -82,6 +83,8 @@ def find_groups(
         first = members[0].layers[0]
         layers = dict.fromkeys(str(op.node.target) for chain in members for op in chain.layers)
         norms = dict.fromkeys(str(op.node.target) for chain in members for op in chain.norms)
+        root = root_of(members[0].site)
+        stream = first_of.setdefault(root, str(first.node.target)) if root in added else None
         groups.append(
             Group(
                 name=str(first.node.target),
@@ -90,7 +93,7 @@ def find_groups(
                 norms=tuple(norms),
                 sites=tuple(dict.fromkeys(chain.site.name for chain in members)),
                 area=traced.positions(first.name, first.axis),
-                stream=root_of(members[0].site) in added,
+                stream=stream,
             )
         )
     return tuple(groups)

@@ -25,15 +25,16 @@ def inspection_table(model: str, sizes: Sequence[int], found: Inspection) -> Ren
         if layer.note:
             gate = f"[dim]{escape(layer.note)}[/]"
         else:
-            gate = "[cyan]stream[/]" if group and group["stream"] else "[green]own[/]"
+            stream = group and group["stream"]
+            gate = f"[cyan]stream of {escape(stream)}[/]" if stream else "[green]own[/]"
         cost = _short(layer.params), _short(layer.macs)
         table.add_row(escape(layer.name), escape(layer.kind), str(layer.filters), *cost, gate)
     filters = sum(group["width"] for group in found.groups.values())
-    streams = sum(group["stream"] for group in found.groups.values())
+    streams = {group["stream"] for group in found.groups.values()} - {None}
     params, macs = _short(found.params), _short(found.macs)
     lines: list[RenderableType] = [
         f"\n[bold]{escape(model)}[/], input {'x'.join(map(str, sizes))}: {params} parameters, {macs} MACs",
-        f"{filters} filters in {len(found.groups)} groups can be removed; {streams} groups write into residual streams",
+        f"{filters} filters in {len(found.groups)} groups can be removed; {len(streams)} residual streams",
     ]
     if found.whole:
         lines.append(f"[dim]channels are made whole again at:[/] {escape(', '.join(found.whole))}")

@@ -250,7 +250,7 @@ def _start_event(recipe: Recipe, seed: int, device: str, pruner: Pruner, data: D
         "normalization": {"mean": data.mean, "std": data.std},
         "monitor": "holdout" if data.holdout else "test",
         "dense": {"params": dense.params, "macs": dense.macs},
-        "groups": {g.name: {"width": g.width, "stream": g.stream} for g in pruner.network.groups},
+        "groups": {g.name: {"width": g.width, "stream": g.stream is not None} for g in pruner.network.groups},
     }
 
 
