@@ -116,7 +116,7 @@ def test_filters_of_a_shared_layer_are_one_group() -> None:
 def test_tied_parameters_are_refused() -> None:
     model = nn.Sequential(conv(3, 4), conv(4, 4), conv(4, 4), conv(4, 2))
     model[2].weight = model[1].weight
-    with pytest.raises(GraphError, match="'2'.*shares a parameter with '1'"):
+    with pytest.raises(GraphError, match="'2'.*shares a tensor with '1'"):
         prepare(model.double(), X)
 
 
@@ -211,7 +211,22 @@ class AlongChannels(nn.Module):
         return self.head(F.relu(self.last(F.conv2d(x, self.weight))).mean((2, 3)))
 
 
-@pytest.mark.parametrize("model", [MultiHead, SplitAttention, AlongChannels])
+class Patches(nn.Module):
+    """Channels folded into the batch and back, with the map cut into patches of, by chance, as many values as rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.token, self.last, self.head = conv(3, 8), nn.Linear(8, 8), conv(8, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(F.max_pool2d(x, 2)))
+        n, c = x.shape[:2]
+        x = x.reshape(n * c * 2, 2, 2, 2).transpose(1, 2).reshape(n, c, 4, 4)
+        x = F.relu(self.token(x.transpose(1, 3).reshape(n * 4, 4, c)))
+        return self.head(F.relu(self.last(x.view(n, 4, 4, c).permute(0, 3, 1, 2))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("model", [MultiHead, SplitAttention, AlongChannels, Patches])
 def test_attention_reads_whole_values(model: type[nn.Module]) -> None:
     check(model(), X)
 

@@ -586,6 +586,7 @@ def test_inspect_as_json(cli):
         (["no_model"], ["no model 'no_model'", "torchvision:resnet50"]),
         (["timm:efficientnet_b00"], ["timm"]),
         (["resnet20", "--input=3xbig"], ["--input", "3xbig"]),
+        (["resnet20", "--input=3x65535x65535"], ["--input", "3x65535x65535"]),
         (["resnet20", "--ignore=layer9"], ["layer9", "Did you mean"]),
         (["own_nets:branching", "--input=1x8x8"], ["own_nets.py", "if x.sum() > 0"]),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,7 @@ from paam.exporting import export as export_model
 from paam.inspection import inspect as inspect_network
 from paam.models import MODELS, build_model
 from paam.network import prepare
+from paam.plan import LARGEST_INPUT
 from paam.recipe import load_recipe, parse_override, shipped_recipes
 from paam.record import Event, environment, read_record
 from paam.report.console import Progressing, summary
@@ -123,7 +125,7 @@ def inspect(
     shape: Annotated[
         str | None, typer.Option("--input", metavar="CxHxW", help="Shape of one input.  [dim]default: the model's[/]")
     ] = None,
-    classes: Annotated[int | None, typer.Option(help="Number of classes.  [dim]default: 10 or 1000[/]")] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="Number of classes.  [dim]default: 10 or 1000[/]")] = None,
     placement: Annotated[str, typer.Option(help="Where a residual block's last gate stands: sum, branch.")] = "sum",
     streams: Annotated[str, typer.Option(help="Layers of one residual stream: independent, tied.")] = "independent",
     ignore: Annotated[list[str] | None, typer.Option(help="A module to leave alone; repeatable.")] = None,
@@ -230,9 +232,10 @@ def _complain(sentence: str) -> None:
 def _sizes(text: str) -> tuple[int, ...]:
     """ "3x224x224" -> (3, 224, 224)."""
     parts = text.lower().replace(",", "x").split("x")
-    if not all(part.strip().isdecimal() and 0 < int(part) < 1 << 16 for part in parts):
+    sizes = tuple(int(part) for part in parts if part.strip().isdecimal())
+    if len(sizes) < len(parts) or not 0 < math.prod(sizes) <= LARGEST_INPUT:
         raise RecipeError(f"--input takes sizes such as 3x224x224; '{text}' was given.")
-    return tuple(int(part) for part in parts)
+    return sizes
 
 
 def _how_to_load(out: Path, format: str, opened: OpenedRun) -> str:

@@ -54,11 +54,19 @@ def _exported(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> Any:
 
     graph = program.graph_module.graph
     for node in list(graph.nodes):
-        if node.target is torch.ops.aten.dropout.default:  # in evaluation mode it does nothing
+        if node.target in DROPOUTS:  # in evaluation mode they do nothing
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     program.graph_module.recompile()
     return program
+
+
+DROPOUTS = (
+    torch.ops.aten.dropout.default,
+    torch.ops.aten.feature_dropout.default,
+    torch.ops.aten.alpha_dropout.default,
+    torch.ops.aten.feature_alpha_dropout.default,
+)
 
 
 def _without_training_parts(model: nn.Module) -> nn.Module:
@@ -86,13 +94,16 @@ def _onnx(program: Any) -> bytes:
         warnings.simplefilter("ignore")  # of the exporter's own workings; the result is what counts
         inputs = len(program.graph_signature.user_inputs)
         names = ["input"] if inputs == 1 else [f"input{number}" for number in range(inputs)]
-        onnx_program = torch.onnx.export(program, dynamo=True, verbose=False, input_names=names)
+        try:
+            onnx_program = torch.onnx.export(program, dynamo=True, verbose=False, input_names=names)
+        except Exception as error:  # an operation that ONNX does not have
+            raise ArtifactError(f"The network cannot be written as ONNX: {one_line(error)[:300]}.") from error
     assert onnx_program is not None
     proto = onnx_program.model_proto
     for value in (*proto.graph.input, *proto.graph.output):
-        for size in value.type.tensor_type.shape.dim:
-            if size.dim_param:
-                size.dim_param = "batch"  # the only free size
+        sizes = value.type.tensor_type.shape.dim
+        if sizes and sizes[0].dim_param:
+            sizes[0].dim_param = "batch"
     content: bytes = proto.SerializeToString()
     return content
 

@@ -18,7 +18,7 @@ from paam.graph.flows import Mix, Pass, Whole
 from paam.graph.joins import Add
 from paam.graph.layers import BATCH_NORMS
 from paam.graph.site import Op
-from paam.graph.trace import Shape, Traced
+from paam.graph.trace import Shape, Traced, lend_constants
 
 Placement = Literal["sum", "branch"]
 Streams = Literal["independent", "tied"]
@@ -192,6 +192,7 @@ def attach(
     for name, buffer in traced.model.named_buffers(recurse=False):
         root.register_buffer(name, buffer)
     root.add_module(GATES, holder)
+    lend_constants(traced, root)
     gated_model = GatedModel(root, graph, f"Gated{type(traced.model).__name__}")
     gated_model.train(traced.model.training)
     return gated_model, gates

@@ -115,8 +115,11 @@ class NoChannels(nn.Module):
     ``shape`` is the value's and ``example`` the network input's as traced: no other image size can be served.
     """
 
-    def __init__(self, shape: Sequence[int], axis: int, example: Sequence[int]) -> None:
+    like: Tensor
+
+    def __init__(self, shape: Sequence[int], axis: int, example: Sequence[int], dtype: torch.dtype) -> None:
         super().__init__()
+        self.register_buffer("like", torch.empty(0, dtype=dtype), persistent=False)
         self.shape = tuple(0 if place == axis else size for place, size in enumerate(shape))
         self.example = tuple(example)
 
@@ -126,7 +129,8 @@ class NoChannels(nn.Module):
                 f"A layer of this pruned network became a constant map for inputs {list(self.example)}, not for"
                 f" {list(network_input.shape)}; prune with an example of the size that is used."
             )
-        return network_input.new_empty(network_input.shape[0], *self.shape[1:])
+        batched = self.shape[0] == self.example[0]  # or else a value whose first axis is something else
+        return self.like.new_empty(network_input.shape[0] if batched else self.shape[0], *self.shape[1:])
 
 
 def whole_shape(x: Tensor, axis: int, channels: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +29,7 @@ from paam.graph.modes import evaluating
 from paam.graph.shrink import shrink_mix, shrink_per_channel, shrink_stored
 from paam.graph.site import Op
 from paam.graph.solve import Masks, Settled, Solution, solve
-from paam.graph.trace import Traced
+from paam.graph.trace import Traced, lend_constants
 from paam.graph.tracer import is_fact
 
 MAPS = "paam_maps"
@@ -57,12 +58,15 @@ class _Builder:
         self.shared = {id(tensor): tensor for tensor in (*traced.model.parameters(), *traced.model.buffers())}
         twins = {id(module): _twin(module) for module in traced.model.modules() if _is_plain(module)}
         self.root = copy.deepcopy(traced.model, {**self.shared, **twins})
+        lend_constants(traced, self.root)
         self.name = type(traced.model).__name__
         self.graph = fx.Graph()
         self.nodes: dict[fx.Node, fx.Node] = {}
         self.graph.output(self.graph.graph_copy(traced.module.graph, self.nodes))
         self.output = next(iter(reversed(self.graph.nodes)))
         self.device = traced.examples[0].device
+        floats = (p.dtype for p in traced.model.parameters() if p.is_floating_point())
+        self.dtype = next(floats, torch.get_default_dtype())
         self.axes = axes
         self.shapes = traced.shapes
         self.maps = self.root.get_submodule(MAPS) if hasattr(self.root, MAPS) else nn.Module()
@@ -152,7 +156,8 @@ class _Builder:
         """
         for original, node in self.nodes.items():
             is_size = node.op == "call_method" and node.target == "size"
-            if not is_size and not (node.target is getattr and node.args[1] == "shape"):
+            is_number = node.op == "call_method" and node.target == "numel"
+            if not (is_size or is_number or (node.target is getattr and node.args[1] == "shape")):
                 continue
             source = original.args[0]
             if not isinstance(source, fx.Node) or source not in self.axes:
@@ -163,8 +168,10 @@ class _Builder:
                 continue
             with self.graph.inserting_before(node):
                 sizes = self.graph.call_function(whole_shape, (node.args[0], axis, whole))
-                if is_size and len(original.args) > 1:
-                    sizes = self.graph.call_function(operator.getitem, (sizes, original.args[1]))
+                if is_number:
+                    sizes = self.graph.call_function(math.prod, (sizes,))
+                if is_size and (place := original.args[1:2] or tuple(original.kwargs.values())):
+                    sizes = self.graph.call_function(operator.getitem, (sizes, place[0]))
             node.replace_all_uses_with(sizes)
 
     def _mapped(self, step: Settled, position: int, before: fx.Node) -> fx.Node:
@@ -208,7 +215,7 @@ class _Builder:
         if (node := self.nodes[original]) not in self.gone:
             return node
         source = next(iter(self.graph.nodes))
-        blank = NoChannels(self.shapes[original.name], self.axes[original], self.shapes[source.name])
+        blank = NoChannels(self.shapes[original.name], self.axes[original], self.shapes[source.name], self.dtype)
         return self._insert(blank, source, before)
 
     def _leave_shape(self, node: fx.Node) -> None:

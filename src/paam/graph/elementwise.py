@@ -13,6 +13,7 @@ from torch import fx, nn
 from paam.graph.flows import CONST, LIVE, ZERO, Pass, Whole
 from paam.graph.joins import Add, Stored, Zip
 from paam.graph.site import Op, Site
+from paam.graph.tracer import CONSTANT
 
 
 def pointwise(site: Site, x: fx.Node | None = None) -> Op:
@@ -43,17 +44,31 @@ def _is_type(node: fx.Node) -> bool:
     return node.target is getattr and node.args[1] in ("dtype", "device")
 
 
-def per_channel(site: Site) -> Op:
-    """A function of several tensors with the same channels: F.batch_norm with its statistics, x.expand_as(other)."""
+def functional_norm(site: Site) -> Op:
+    """F.batch_norm with statistics and offsets of its own: all have the channels of the input's second axis."""
     tensors = [node for node in site.node.all_input_nodes if node.name in site.shapes]
+    if site.axis(site.x) != 1:
+        return barrier(site)
     return site.op(Zip(tuple(site.width(node) for node in tensors), zero_wins=False), *tensors)
+
+
+def together(site: Site) -> Op:
+    """A function of several values, channel by channel: maximum, addcmul, expand_as."""
+    return _joint(site, *(node for node in site.node.all_input_nodes if node.name in site.shapes), zero_wins=False)
 
 
 def unchanged(site: Site) -> Op:
     return site.op(Pass())
 
 
+def over_the_map(site: Site) -> Op:
+    """Pooling, up-sampling, borders: they take the second axis for the channels', whatever lies there."""
+    return site.op(Pass()) if site.axis(site.x) == 1 else site.whole()
+
+
 def average_pool(site: Site) -> Op:
+    if site.axis(site.x) != 1:
+        return site.whole()
     pool = site.module
     padding = site.argument(3, "padding", 0) if pool is None else pool.padding
     counts = site.argument(5, "count_include_pad", True) if pool is None else pool.count_include_pad
@@ -74,7 +89,8 @@ def reduction(site: Site, call: fx.Node | None = None) -> Op:
     arguments = dataclasses.replace(site, node=call)
     x = arguments.x
     second = 2 if call.target in (torch.norm, "norm") else 1  # a norm's order comes first
-    dims = arguments.argument(second, "dim", None)
+    dims = arguments.argument(second, "dim", call.kwargs.get("axis"))
+    dims = fx.map_arg(dims, lambda node: site.traced.numbers[node.name])
     dims = (dims,) if isinstance(dims, int) else dims
     shape, axis = site.shape(x), site.axis(x)
     reduced = set(range(len(shape))) if dims is None else {d % len(shape) for d in dims}
@@ -84,13 +100,20 @@ def reduction(site: Site, call: fx.Node | None = None) -> Op:
     if axis in reduced:
         place = axis if keepdim else min(1, len(site.shape()) - 1)
         return site.op(Whole(site.shape()[place]), x, axis=place)
-    return site.op(Pass(), x, axis=axis - (0 if keepdim else sum(d < axis for d in reduced)))
+    # A sum of equal numbers depends on how many there are, and images may have another size than the example.
+    const = LIVE if call.target in SUMS else CONST
+    return site.op(Pass(const=const), x, axis=axis - (0 if keepdim else sum(d < axis for d in reduced)))
+
+
+SUMS = (torch.sum, "sum", torch.norm, "norm")
 
 
 def normalize(site: Site) -> Op:
     """Scaled to length 1 along an axis, the channels' by default."""
-    over_channels = site.argument(2, "dim", 1) % len(site.shape(site.x)) == site.axis(site.x)
-    return site.op(Whole(site.width(site.x)) if over_channels else Pass())
+    dim = site.argument(2, "dim", 1) % len(site.shape(site.x))
+    if dim == 0:
+        raise site.refusal("it goes over the batch")
+    return site.op(Whole(site.width(site.x)) if dim == site.axis(site.x) else Pass(const=LIVE))
 
 
 def add(site: Site) -> Op:
@@ -98,7 +121,7 @@ def add(site: Site) -> Op:
         raise site.refusal("alpha is not 1")
     left, right = site.node.args[0], site.argument(1, "other", None)
     if isinstance(left, fx.Node) and isinstance(right, fx.Node) and left.name in site.axes and right.name in site.axes:
-        if site.shape(left)[1:] == site.shape(right)[1:] and site.axis(left) == site.axis(right):
+        if site.shape(left) == site.shape(right) and site.axis(left) == site.axis(right):
             return site.op(Add(), left, right)
     return _joint(site, left, right, zero_wins=False)
 
@@ -117,9 +140,9 @@ def divide(site: Site) -> Op:
     return _joint(site, site.node.args[0], site.argument(1, "other", None), zero_wins=False)
 
 
-def _joint(site: Site, left: Any, right: Any, *, zero_wins: bool) -> Op:
-    """A function of two values with equally numbered channels, one of which may be plain or broadcast."""
-    sides = [side for side in (left, right) if isinstance(side, fx.Node) and side.name in site.shapes]
+def _joint(site: Site, *operands: Any, zero_wins: bool) -> Op:
+    """A function of several values with equally numbered channels, some of which may be plain or broadcast."""
+    sides = [side for side in operands if isinstance(side, fx.Node) and side.name in site.shapes]
     if len(sides) == 1:
         return pointwise(site, sides[0])
     for side in sides:
@@ -137,12 +160,15 @@ def _joint(site: Site, left: Any, right: Any, *, zero_wins: bool) -> Op:
 
 
 def softmax(site: Site) -> Op:
-    """Over channels it reads them all; over the map, a constant channel becomes another constant."""
+    """Over channels it reads them all."""
     dim = site.module.dim if site.module is not None else site.argument(1, "dim", None)
     if not isinstance(dim, int):
         raise site.refusal("its dim is not given")
-    over_channels = dim % len(site.shape(site.x)) == site.axis(site.x)
-    return site.op(Whole(site.width(site.x)) if over_channels else Pass(zero=CONST))
+    dim %= len(site.shape(site.x))
+    if dim == 0:
+        raise site.refusal("it goes over the batch")
+    # Over the map, what becomes of a constant depends on the size of the image.
+    return site.op(Whole(site.width(site.x)) if dim == site.axis(site.x) else Pass(zero=LIVE, const=LIVE))
 
 
 def barrier(site: Site) -> Op:
@@ -192,12 +218,13 @@ def stored(site: Site) -> Op:
     Of several such axes any may count as theirs: where it is not what others take for channels, all are read.
     """
     shape = site.shape()
+    if not shape:  # a single number for all channels
+        return Op(site.node, Stored(1), (), 0)
     long = [axis for axis, size in enumerate(shape) if size > 1] or [len(shape) - 1]
-    if not shape:
-        raise site.refusal("it is a single number; write it into the operation that reads it")
     is_filter = any(user.target in CONVOLVE for user in site.node.users)
     axis = long[0] if is_filter or (len(shape) > 3 and shape[0] == 1) else long[-1]
-    return Op(site.node, Stored(shape[axis]), (), axis)
+    # What forward() makes of nothing is written in the model's own code, and cannot be cut there.
+    return Op(site.node, Stored(shape[axis]), (), axis, literal=str(site.node.target).startswith(CONSTANT))
 
 
 CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)

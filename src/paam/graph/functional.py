@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx, nn
 
+from paam.errors import GraphError
 from paam.graph.tracer import LAYERS
 
 IN_PLACE = {
@@ -32,12 +34,17 @@ def make_functional(model: nn.Module, graph: fx.Graph) -> bool:
     changed: set[fx.Node] = set()
     doubtful = False
     for node in graph.nodes:
+        if node.kwargs.get("out") is not None:
+            raise GraphError(
+                f"'{node.name}' writes into out=, a tensor that others may read; use what the operation returns."
+            )
         method = node.op == "call_method" and node.target.endswith("_") and not node.target.endswith("__")
-        function = node.op == "call_function" and (node.target in IN_PLACE or node.kwargs.get("inplace", False))
+        copying = _copying_form(node.target) if node.op == "call_function" else None
+        function = copying is not None or (node.op == "call_function" and node.kwargs.get("inplace", False))
         layer = node.op == "call_module" and getattr(model.get_submodule(node.target), "inplace", False)
-        if not (method or function or layer) or not isinstance(node.args[0], fx.Node):
+        source = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
+        if not (method or function or layer) or not isinstance(source, fx.Node):
             continue
-        source = node.args[0]
         doubtful |= len(source.users) > 1 or not (source in changed or _is_fresh(model, source))
         changed.add(node)
         for reader in list(source.users):
@@ -45,11 +52,19 @@ def make_functional(model: nn.Module, graph: fx.Graph) -> bool:
                 reader.replace_input_with(source, node)
         if method:
             node.target = node.target.removesuffix("_")
-        elif node.target in IN_PLACE:
-            node.target = IN_PLACE[node.target]
+        elif copying is not None:
+            node.target = copying
         elif function:
             node.kwargs = {**node.kwargs, "inplace": False}
     return doubtful
+
+
+def _copying_form(function: Any) -> Any:
+    """operator.add for operator.iadd, torch.relu for torch.relu_; None for what copies anyway."""
+    name = getattr(function, "__name__", "")
+    if function in IN_PLACE or not name.endswith("_") or name.endswith("__"):
+        return IN_PLACE.get(function)
+    return getattr(torch, name[:-1], None) or getattr(nn.functional, name[:-1], None)
 
 
 def _is_fresh(model: nn.Module, node: fx.Node) -> bool:

@@ -59,11 +59,8 @@ def _along_channels(site: Site) -> Op | None:
     """
     if not isinstance(getattr(site.module, "weight", None), nn.Parameter):
         raise site.refusal("its weight is computed from other tensors; remove the reparametrisation first")
-    before, after, axis = site.shape(site.x), site.shape(), site.axis(site.x)
-    if axis == (len(before) - 1 if isinstance(site.module, nn.Linear) else 1):
-        return None
-    place = axis if len(after) == len(before) else 1
-    return site.op(Whole(after[place], opaque=True), axis=place)
+    own = len(site.shape(site.x)) - 1 if isinstance(site.module, nn.Linear) else 1
+    return None if site.axis(site.x) == own else site.whole()
 
 
 def linear(site: Site) -> Op:
@@ -79,6 +76,8 @@ def linear(site: Site) -> Op:
 def batch_norm(site: Site) -> Op:
     norm = site.module
     assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
+    if site.axis(site.x) != 1:
+        return site.whole()
     if not norm.track_running_stats:
         raise site.refusal("without running statistics its output depends on the batch")
     if type(norm) not in BATCH_NORMS:
@@ -87,7 +86,7 @@ def batch_norm(site: Site) -> Op:
 
 
 def instance_norm(site: Site) -> Op:
-    return site.op(Pass(zero=CONST))
+    return site.op(Pass(zero=CONST)) if site.axis(site.x) == 1 else site.whole()
 
 
 def channel_offset(site: Site) -> Op:

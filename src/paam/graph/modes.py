@@ -27,14 +27,23 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """A forward() that counts its batches counts while it is traced in training mode: undo that."""
+    """A forward() that changes buffers does so while it is traced: undo that, and refuse what puts others in place."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    held = [(module, dict(module._buffers), dict(module._parameters)) for module in model.modules()]
+    replaced = ""
     try:
         yield
     finally:
+        for module, buffers, parameters in held:
+            for now, was in ((module._buffers, buffers), (module._parameters, parameters)):
+                replaced = next((name for name in was if now.get(name) is not was[name]), replaced)
+                now.clear()
+                now.update(was)  # type: ignore[arg-type]
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)
+    if replaced:
+        raise ValueError(f"it assigns to '{replaced}', which it holds")
 
 
 @contextmanager

@@ -6,7 +6,10 @@ operation is applied to these numbers, and the result tells along which axis cha
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,7 +49,7 @@ def stack(site: Site) -> Op:
 def channel_map(site: Site) -> Op:
     """The layers that an earlier pruning has added are understood as what they are."""
     added: Any = site.module
-    return site.op(Route(added.inputs, np.array(added.source)))
+    return site.op(Route(added.inputs, np.array(added.source)), axis=added.axis)
 
 
 def ones_channel(site: Site) -> Op:
@@ -65,29 +68,55 @@ def reshape(site: Site, x: fx.Node | None = None, move: Callable[[Tensor], Tenso
     x = x or site.x
     tangle = site.tangles.get(x.name)
     origin = tangle.origin if tangle is not None else x
-    before = tangle.numbers if tangle is not None else _numbers(site.shape(origin), site.axis(origin))
-    after = move(before) if move is not None else _apply(site, before)
-    shape, width = tuple(after.shape), site.width(origin)
+    move = move or partial(_apply, site)
+    width = site.width(origin)
+    if tangle is not None:
+        after = move(tangle.numbers)
+    else:
+        after, width = _moved(site, origin, move)
+    shape = tuple(after.shape)
     found = _channel_axis(after)
-    if site.node in site.whole:
+    if width == 1 and len(shape) == len(site.shape(x)):  # a single channel can be told by nothing else: it stays
+        found = site.axis(x), np.zeros(shape[site.axis(x)], dtype=np.int64)
+    if site.node in site.spread:
         return site.op(Whole(shape[_last_tangled(after)]), x, axis=_last_tangled(after))
     if found is None:
-        return Tangle(origin, after, tangle.first if tangle is not None else site.node)
+        first = tangle.first if tangle is not None else site.node
+        places = tangle.places if tangle is not None else _places(site.shape(origin), site.axis(origin))
+        return Tangle(origin, after, move(places), first)
     axis, source = found
     if tangle is not None:
-        same_elsewhere = [s for i, s in enumerate(shape) if i != axis] == [
-            s for i, s in enumerate(site.shape(origin)) if i != site.axis(origin)
-        ]
-        if axis != site.axis(origin) or not same_elsewhere or len(source) != width:
+        # Channels in another order, every value at its place: a shuffle. Anything else is not followed.
+        if len(source) != width or not torch.equal(move(tangle.places), _places(site.shape(origin), site.axis(origin))):
             raise TangleError(tangle.first)
         return site.op(Route(width, source), origin, axis=axis)
-    size = _size(site, axis) if site.node.target in SIZED else -1
+    size = _size(site, axis) if site.node.op != "call_module" and site.node.target in SIZED else -1
+    if site.node.meta.get("settled"):  # in the model's own code, squeeze() would take away the last channel left
+        return dataclasses.replace(site.op(Pass(), x, axis=axis), literal=True)
+    if site.node.target == "unflatten" and site.argument(1, "dim", 0) % len(site.shape(x)) == site.axis(x):
+        return site.op(Whole(site.shape()[axis]), x, axis=axis)
     if np.array_equal(source, np.arange(width)):
         return site.op(Pass(), x, axis=axis, size=size)
     block = len(source) // width
     if np.array_equal(source, np.arange(width).repeat(block)):
         return site.op(Flatten(block), x, axis=axis, size=size)
-    return site.op(Whole(len(source)), x, axis=axis)
+    return site.op(Whole(site.shape()[axis]), x, axis=axis)
+
+
+def _moved(site: Site, x: fx.Node, move: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
+    """Where an operation moves the channel numbers of a value, and how many channels it was tried with.
+
+    The axis of a single channel cannot be told from others of length 1, so that two are tried first.
+    """
+    shape, axis = site.shape(x), site.axis(x)
+    if shape[axis] == 1:
+        try:
+            moved = move(_numbers((*shape[:axis], 2, *shape[axis + 1 :]), axis))
+        except RuntimeError:  # it is given the number of channels
+            moved = None
+        if moved is not None and _channel_axis(moved) is not None:
+            return moved, 2
+    return move(_numbers(shape, axis)), shape[axis]
 
 
 def _numbers(shape: Shape, axis: int) -> Tensor:
@@ -95,6 +124,12 @@ def _numbers(shape: Shape, axis: int) -> Tensor:
     view = [1] * len(shape)
     view[axis] = shape[axis]
     return torch.arange(shape[axis]).view(view).expand(shape).contiguous()
+
+
+def _places(shape: Shape, axis: int) -> Tensor:
+    """Where in its channel every element of a tensor stands."""
+    others = [1 if place == axis else size for place, size in enumerate(shape)]
+    return torch.arange(math.prod(others)).view(others).expand(shape).contiguous()
 
 
 def _apply(site: Site, numbers: Tensor) -> Tensor:
@@ -126,8 +161,9 @@ def _channel_axis(numbers: Tensor) -> tuple[int, np.ndarray[Any, np.dtype[np.int
 
 
 def _last_tangled(numbers: Tensor) -> int:
-    """The last axis along which the channel number changes."""
-    return max(axis for axis in range(numbers.dim()) if (numbers != numbers.narrow(axis, 0, 1)).any())
+    """The last axis along which the channel number changes; not the first, which is the batch's for most others."""
+    axes = [axis for axis in range(1, numbers.dim()) if (numbers != numbers.narrow(axis, 0, 1)).any()]
+    return max(axes, default=min(1, numbers.dim() - 1))
 
 
 def _size(site: Site, axis: int) -> Any:
@@ -142,13 +178,15 @@ def _size(site: Site, axis: int) -> Any:
 
 def index(site: Site) -> Op | Tangle:
     source = site.node.args[0]
-    if isinstance(source, fx.Node) and source.target in PARTS:
+    if not isinstance(source, fx.Node) or source.op == "call_module":
+        source = None
+    if source is not None and source.target in PARTS:
         return _part(site, source)
-    if isinstance(source, fx.Node) and source.target in EXTREMES:  # (values, indices)
+    if source is not None and source.target in EXTREMES:  # (values, indices)
         if site.node.args[1] != 0:
             raise site.refusal("of what a maximum along an axis returns, only the values are known")
         return reduction(site, source)
-    if isinstance(source, fx.Node) and source.target in ("unbind", torch.unbind):
+    if source is not None and source.target in ("unbind", torch.unbind):
         x, number = source.args[0], site.node.args[1]
         assert isinstance(x, fx.Node)
         dim: Any = source.args[1] if len(source.args) > 1 else source.kwargs.get("dim", 0)
@@ -211,11 +249,15 @@ def pad(site: Site) -> Op:
 
 
 def pixel_shuffle(site: Site) -> Op:
+    if site.axis(site.x) != len(site.shape(site.x)) - 3:
+        return site.whole()
     factor: Any = site.module.upscale_factor if site.module is not None else site.argument(1, "upscale_factor", 1)
     return site.op(Gather(factor**2))
 
 
 def pixel_unshuffle(site: Site) -> Op:
+    if site.axis(site.x) != len(site.shape(site.x)) - 3:
+        return site.whole()
     factor: Any = site.module.downscale_factor if site.module is not None else site.argument(1, "downscale_factor", 1)
     return site.op(Flatten(factor**2))
 

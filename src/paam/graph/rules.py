@@ -15,17 +15,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
-from paam.errors import GraphError
+from paam.errors import GraphError, PaamError, one_line
 from paam.graph import elementwise, layers, movement
 from paam.graph.channel_map import ChannelMap, ChannelOffset, NoChannels, OnesChannel
 from paam.graph.elementwise import CONVOLVE
-from paam.graph.flows import Sink, Source
+from paam.graph.flows import Pass, Sink, Source
 from paam.graph.layers import BATCH_NORMS, CONVOLUTIONS, INSTANCE_NORMS, TRANSPOSED
 from paam.graph.site import Op, Site, Tangle, TangleError
-from paam.graph.trace import Traced, function_name
-from paam.graph.tracer import LAYERS
+from paam.graph.sizes import is_counted
+from paam.graph.trace import Traced, attribute, function_name
+from paam.graph.tracer import LAYERS, is_fact
 
 Rule = Callable[[Site], Op | Tangle]
 
@@ -42,18 +43,21 @@ POINTWISE = (
     *("sin", "cos", "log", "log1p", "rsqrt", "erf", "sign", "reciprocal", "bfloat16", "clamp_min", "clamp_max", "to"),
 )
 UNCHANGED = (
-    nn.PReLU,
     *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+    "torchvision.ops.stochastic_depth.stochastic_depth",
+)
+OVER_THE_MAP = (
+    nn.PReLU,
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, F.max_pool1d, F.max_pool2d, F.max_pool3d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
     *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
     *(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
     *(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d),
     *(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, F.interpolate, F.upsample),
-    *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d),
-    *(nn.ReflectionPad3d, nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d),
-    "torchvision.ops.stochastic_depth.stochastic_depth",
+    *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d),
+    *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d),
+    *(nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d),
 )
 AVERAGES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
 SOFTMAXES = (
@@ -64,7 +68,7 @@ REDUCTIONS = (
     *(torch.mean, "mean", torch.sum, "sum", torch.amax, "amax", torch.amin, "amin"),
     *(torch.var, "var", torch.std, "std", torch.norm, "norm"),
 )
-TOGETHER = (F.batch_norm, "expand_as", torch.maximum, torch.minimum, torch.addcmul)
+TOGETHER = ("expand_as", torch.maximum, torch.minimum, torch.addcmul)
 PADS = (
     *(F.pad, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d),
     *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d),
@@ -81,9 +85,11 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(MIXING_NORMS, layers.mixing_norm),
     **dict.fromkeys(POINTWISE, elementwise.pointwise),
     **dict.fromkeys(UNCHANGED, elementwise.unchanged),
+    **dict.fromkeys(OVER_THE_MAP, elementwise.over_the_map),
     **dict.fromkeys(AVERAGES, elementwise.average_pool),
     F.normalize: elementwise.normalize,
-    **dict.fromkeys(TOGETHER, elementwise.per_channel),
+    F.batch_norm: elementwise.functional_norm,
+    **dict.fromkeys(TOGETHER, elementwise.together),
     **dict.fromkeys(PRODUCTS, elementwise.barrier),
     **dict.fromkeys(SOFTMAXES, elementwise.softmax),
     **dict.fromkeys(REDUCTIONS, elementwise.reduction),
@@ -109,61 +115,75 @@ RULES: dict[Any, Rule] = {
 
 def bind(traced: Traced) -> tuple[Op, ...]:
     """Every value of the graph that carries channels, with its flow, in the order of execution."""
-    binder = _Binder(traced)
+    spread: set[fx.Node] = set()
+    while True:
+        try:
+            ops = _bind(traced, spread)
+        except TangleError as reads:  # make the value whole where its channels spread, and begin again
+            spread.add(reads.first)
+        else:
+            break
+    uses = Counter(map(_holder, ops)) - Counter([None] * len(ops))
+    by_node = {op.node: op for op in ops if op.node.op != "output"}
+    return tuple(
+        dataclasses.replace(
+            op, shared=_holder(op) if uses[_holder(op)] > 1 else None, counted=is_counted(op, by_node, traced)
+        )
+        for op in ops
+    )
+
+
+def _bind(traced: Traced, spread: set[fx.Node]) -> list[Op]:
+    ops: list[Op] = []
+    axes: dict[str, int] = {}
+    tangles: dict[str, Tangle] = {}
+    owners: dict[Tensor, str] = {}
     for node in traced.module.graph.nodes:
         if node.op == "output":
-            binder.ops += [_output(traced, node, value, binder) for value in node.all_input_nodes]
+            ops += [_output(traced, node, value, axes, tangles) for value in node.all_input_nodes]
         elif node.name in traced.shapes:  # others are sizes and numbers, computed anew from the smaller tensors
-            binder.bind(node)
-    ops = binder.ops
-    uses = Counter(map(_holder, ops)) - Counter([None] * len(ops))
-    return tuple(dataclasses.replace(op, shared=_holder(op)) if uses[_holder(op)] > 1 else op for op in ops)
+            module = traced.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+            site = Site(node, module, traced, axes, tangles, spread)
+            found = _found(site)
+            if isinstance(found, Tangle):
+                if any(map(is_fact, node.users)):  # its shape must be that of the whole value
+                    raise TangleError(found.first)
+                tangles[node.name] = found
+                continue
+            _check_owners(site, owners)
+            axes[node.name] = found.axis
+            ops.append(found)
+    return ops
 
 
-class _Binder:
-    """The operations found so far."""
+def _found(site: Site) -> Op | Tangle:
+    try:
+        found = _rule(site)(site)
+    except (PaamError, TangleError):
+        raise
+    except Exception as error:  # arguments that the rule has not thought of
+        raise site.refusal(f"its arguments are not understood ({type(error).__name__}: {one_line(error)})") from error
+    if isinstance(found, Op) and isinstance(found.flow, Pass) and site.shape():
+        if site.shape()[found.axis] != site.width(found.inputs[0]):
+            raise site.refusal("it changes the number of channels")
+    return found
 
-    def __init__(self, traced: Traced) -> None:
-        self.traced = traced
-        self.ops: list[Op] = []
-        self.axes: dict[str, int] = {}
-        self.tangles: dict[str, Tangle] = {}
-        self.whole: set[fx.Node] = set()
-        self.owners: dict[nn.Parameter, str] = {}
 
-    def bind(self, node: fx.Node) -> None:
-        module = self.traced.module.get_submodule(str(node.target)) if node.op == "call_module" else None
-        site = Site(node, module, self.traced, self.axes, self.tangles, self.whole)
-        found = self._settle(lambda: _rule(site)(site))
-        if isinstance(found, Tangle):
-            self.tangles[node.name] = found
-            return
-        for parameter in module.parameters() if module is not None else ():
-            if (owner := self.owners.setdefault(parameter, str(node.target))) != node.target:
-                raise site.refusal(f"it shares a parameter with '{owner}'; call one layer twice instead")
-        self.axes[node.name] = found.axis
-        self.ops.append(found)
-
-    def _settle(self, rule: Callable[[], Op | Tangle]) -> Op | Tangle:
-        """Apply a rule. Where it reads a tangle, make that whole first: its reshapings become operations."""
-        while True:
-            try:
-                return rule()
-            except TangleError as reads:
-                self.whole.add(reads.first)
-                members = [name for name, tangle in self.tangles.items() if tangle.first is reads.first]
-                for name in members:
-                    del self.tangles[name]
-                for node in self.traced.module.graph.nodes:
-                    if node.name in members:
-                        self.bind(node)
-
-    def axis(self, node: fx.Node) -> int | None:
-        """The channels' axis of a value, or None if it has none."""
-        if node.name in self.tangles:
-            site = Site(node, None, self.traced, self.axes, self.tangles, self.whole)
-            self._settle(lambda: Op(node, Source(1), (), site.axis(node)))
-        return self.axes.get(node.name)
+def _check_owners(site: Site, owners: dict[Tensor, str]) -> None:
+    """What a layer holds must be its own alone, and nothing may change what it returns."""
+    node, module = site.node, site.module
+    held: list[Tensor] = []
+    if node.op == "get_attr":
+        held = [attribute(site.traced.module, str(node.target))]
+    elif module is not None:
+        held = [*module.parameters(), *module.buffers()]
+        opaque = node.name in site.traced.ignore or node.target in site.traced.ignore
+        patched = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+        if patched and not opaque:
+            raise site.refusal("hooks, or a forward() put in its place, may change what it returns; remove them")
+    for tensor in held:
+        if (owner := owners.setdefault(tensor, str(node.target))) != node.target:
+            raise site.refusal(f"it shares a tensor with '{owner}'; use one of them for both")
 
 
 def _holder(op: Op) -> str | None:
@@ -197,8 +217,10 @@ def _input(site: Site) -> Op:
     return Op(site.node, Source(shape[1]), (), 1)
 
 
-def _output(traced: Traced, node: fx.Node, value: fx.Node, binder: _Binder) -> Op:
-    axis = binder.axis(value)
-    if axis is None:
+def _output(traced: Traced, node: fx.Node, value: fx.Node, axes: dict[str, int], tangles: dict[str, Tangle]) -> Op:
+    if value.name in tangles:
+        raise TangleError(tangles[value.name].first)
+    if value.name not in axes:
         raise GraphError(f"The model returns '{value.name}', which carries no channels; return tensors only.")
+    axis = axes[value.name]
     return Op(node, Sink(traced.shapes[value.name][axis]), (value,), axis)

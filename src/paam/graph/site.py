@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import linecache
+import operator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from paam.errors import GraphError
-from paam.graph.flows import Flow
+from paam.graph.flows import Flow, Whole
 from paam.graph.trace import Shape, Traced, function_name
 
 
@@ -25,7 +26,11 @@ class Op:
     sized: bool = False
     """The operation is given the number of channels, as in x.view(-1, 512) or x.view(n, y.shape[1])."""
     literal: bool = False
-    """It is given as a number that the model's code holds."""
+    """It is given as a number that the model's code holds, or computes from others."""
+    size_of: fx.Node | None = None
+    """It is given as the number of channels of this value."""
+    counted: bool = False
+    """Something else than a view of it reads how many channels the value has."""
     shared: str | None = None
     """The layer or parameter that this operation uses, where others use it too: all of them must cut it alike."""
 
@@ -34,16 +39,25 @@ class Op:
         return self.node.name
 
 
+def size_of(size: fx.Node) -> fx.Node | None:
+    """The tensor whose shape, or one size of it, a node reads: x of x.shape, x.shape[1] and x.size(1)."""
+    if size.target is operator.getitem and isinstance(size.args[0], fx.Node):
+        size = size.args[0]
+    reads = (size.op == "call_method" and size.target == "size") or (size.target is getattr and size.args[1] == "shape")
+    return size.args[0] if reads and isinstance(size.args[0], fx.Node) else None
+
+
 @dataclass(frozen=True)
 class Tangle:
     """A value in which channels lie across several axes, as between the two views of a channel shuffle.
 
-    ``numbers``: for every element, of which channel of ``origin`` it is; the value's own shape. ``first``: the node at
-    which they spread.
+    ``numbers`` and ``places``: for every element, of which channel of ``origin`` it is, and where in that channel it
+    stood; of the value's own shape. ``first``: the node at which channels spread.
     """
 
     origin: fx.Node
     numbers: Tensor
+    places: Tensor
     first: fx.Node
 
 
@@ -64,7 +78,7 @@ class Site:
     traced: Traced
     axes: dict[str, int]
     tangles: dict[str, Tangle]
-    whole: set[fx.Node]
+    spread: set[fx.Node]
     """Reshapings whose input must be whole, since something reads what they make of it."""
 
     @property
@@ -76,7 +90,8 @@ class Site:
         return self.tensor(0)
 
     def tensor(self, position: int) -> fx.Node:
-        node = self.node.args[position] if len(self.node.args) > position else None
+        by_name = self.node.kwargs.get("input") if position == 0 else None
+        node = self.node.args[position] if len(self.node.args) > position else by_name
         if not isinstance(node, fx.Node) or node.name not in self.shapes:
             raise self.refusal(f"its argument {position} is not a tensor computed by the model")
         return node
@@ -94,14 +109,25 @@ class Site:
         return self.axes[node.name]
 
     def width(self, node: fx.Node) -> int:
-        return self.shape(node)[self.axis(node)]
+        return self.shape(node)[self.axis(node)] if self.shape(node) else 1
 
     def op(self, flow: Flow, *inputs: fx.Node, axis: int | None = None, size: Any = -1) -> Op:
         """``size``: the number of channels that the operation is given, or a node that computes it, or -1."""
         inputs = inputs or (self.x,)
         axis = self.axis(inputs[0]) if axis is None else axis
-        literal = isinstance(size, int) and size != -1
-        return Op(self.node, flow, inputs, axis, self.module, literal or isinstance(size, fx.Node), literal)
+        sized = isinstance(size, fx.Node) or size != -1
+        source = size_of(size) if isinstance(size, fx.Node) else None
+        return Op(self.node, flow, inputs, axis, self.module, sized, sized and source is None, source)
+
+    def whole(self, x: fx.Node | None = None) -> Op:
+        """An operation that takes our channels for something else, positions, say: it reads them all, and is not cut.
+
+        Nothing of the result is ever removed, so that any axis may count as its channels'.
+        """
+        x = x or self.x
+        before, after, axis = self.shape(x), self.shape(), self.axis(x)
+        place = axis if len(after) == len(before) else min(1, len(after) - 1)
+        return self.op(Whole(after[place], opaque=True), x, axis=place)
 
     def refusal(self, why: str) -> GraphError:
         """The error for an operation that the rules do not cover: what, where, what to do."""

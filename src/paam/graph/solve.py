@@ -41,6 +41,8 @@ class Settled:
     out: Layout
     width: int
     folded: bool
+    resized: bool
+    """It is given its number of channels by a value that now has another number of them."""
 
     @property
     def picks(self) -> Layout | None:
@@ -73,7 +75,7 @@ class Settled:
         flow = self.op.flow
         routed = isinstance(flow, Route) and len(self.wanted[0]) < flow.width
         padded = isinstance(flow, Mix) and flow.padded and self.folded
-        literal = self.op.literal and len(self.out) < self.width
+        literal = (self.op.literal and len(self.out) < self.width) or self.resized
         moved = self.picks is not None or any(m is not None for m in self.maps)
         return routed or padded or literal or moved or not len(self.out)
 
@@ -87,8 +89,8 @@ class Solution:
 
     @property
     def rewired(self) -> bool:
-        """Whether the small network needs a graph of its own: something is mapped, or gone."""
-        return any(step.rewires for step in self.settled)
+        """Whether the small network needs a graph of its own: something is mapped, or gone, or counted."""
+        return any(step.rewires or (step.op.counted and len(step.out) < step.width) for step in self.settled)
 
 
 def solve(ops: Sequence[Op], masks: Masks) -> Solution:
@@ -134,7 +136,8 @@ def solve(ops: Sequence[Op], masks: Masks) -> Solution:
         if op.node.op != "output":
             present[op.name] = out
         maps, constants = tuple(m for m, _ in steps), tuple(c for _, c in steps)
-        settled.append(Settled(op, maps, constants, tuple(layouts), made, out, len(wanted[op]), folded))
+        resized = op.size_of is not None and len(present.get(op.size_of.name, out)) != len(out)
+        settled.append(Settled(op, maps, constants, tuple(layouts), made, out, len(wanted[op]), folded, resized))
     return Solution(tuple(settled), states)
 
 
@@ -178,7 +181,7 @@ def predicted_cost(traced: Traced, solution: Solution) -> Cost:
     if not solution.rewired:  # the network keeps its class, and with it the layers that its forward() never calls
         called = {id(p) for step in solution.settled if step.op.module for p in step.op.module.parameters()}
         nodes = (step.op.node for step in solution.settled)
-        called |= {id(attribute(traced.model, str(node.target))) for node in nodes if node.op == "get_attr"}
+        called |= {id(attribute(traced.module, str(node.target))) for node in nodes if node.op == "get_attr"}
         params += sum(p.numel() for p in traced.model.parameters() if id(p) not in called)
     return Cost(params, sum(cost.macs for cost in costs))
 
@@ -224,7 +227,7 @@ def _mix_cost(traced: Traced, step: Settled, flow: Mix) -> Cost:
 def _own_parameters(traced: Traced, op: Op, width: int, present: int) -> int:
     """Learned numbers of an operation that has some for each of its channels, or one for all, or none."""
     if op.node.op == "get_attr":
-        value = attribute(traced.model, str(op.node.target))
+        value = attribute(traced.module, str(op.node.target))
         return value.numel() * present // width if isinstance(value, nn.Parameter) else 0
     if isinstance(op.flow, Whole) and op.flow.opaque:
         return sum(p.numel() for p in op.module.parameters()) if op.module is not None else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from paam.cost import MacCounter
 from paam.errors import GraphError, nearest, one_line
 from paam.graph.functional import make_functional
 from paam.graph.modes import buffers_kept, copying, evaluating, in_mode
-from paam.graph.tracer import NOT_THE_MODELS, Tracer
+from paam.graph.tracer import CONSTANT, NOT_THE_MODELS, Tracer
 from paam.plan import recall_plan
 
 Shape = tuple[int, ...]
@@ -41,6 +42,8 @@ class Traced:
     """Modules and nodes that are left alone, as the user named them."""
     macs: dict[str, int]
     """What each operation costs, by node name: multiply-accumulates of one sample."""
+    settled: set[str]
+    """Sizes that forward() used as plain numbers, in a condition, say: they are those of the whole network."""
 
     def positions(self, name: str, axis: int) -> int:
         """How many values each channel of a node has in one sample: H * W for a feature map [N, C, H, W]."""
@@ -67,8 +70,9 @@ def trace(model: nn.Module, example_inputs: Tensor | Sequence[Tensor], ignore: S
     examples = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     ignored = tuple(dict.fromkeys(ignore))
     try:
-        with evaluating(model):
-            graph = Tracer(examples, ignored).trace(model)
+        tracer = Tracer(examples, ignored)
+        with evaluating(model), buffers_kept(model):
+            graph = tracer.trace(model)
         with in_mode(model, True), buffers_kept(model):
             training = Tracer(examples, ignored).trace(model)
     except Exception as error:  # tracing runs the user's forward(): anything can come out of it
@@ -76,10 +80,29 @@ def trace(model: nn.Module, example_inputs: Tensor | Sequence[Tensor], ignore: S
     _follow_training_flag(model, graph, training)
     doubtful = make_functional(model, graph) or _has_hooks(model)
     module = fx.GraphModule(model, graph, type(model).__name__)
+    for name in [name for name in vars(model) if name.startswith(CONSTANT)]:
+        delattr(model, name)  # the graph has them now
     recorder = _record(model, module, examples, doubtful)
     _check_ignored(model, module.graph, ignored)
+    _tidy(module, recorder.shapes)
     macs = {name: total // examples[0].shape[0] for name, total in recorder.macs.items()}
-    return Traced(model, module, recorder.shapes, recorder.numbers, examples, ignored, macs)
+    settled = {node.name for node in tracer.settled}
+    return Traced(model, module, recorder.shapes, recorder.numbers, examples, ignored, macs, settled)
+
+
+SQUEEZE = ("squeeze", torch.squeeze)
+
+
+def _tidy(module: fx.GraphModule, shapes: dict[str, Shape]) -> None:
+    """Drop parts that nobody reads, such as a maximum's indices, and write out the axes that squeeze() takes away."""
+    for node in reversed(module.graph.nodes):
+        if not node.users and node.target is operator.getitem and node.name in shapes:
+            module.graph.erase_node(node)
+        elif node.op != "call_module" and node.target in SQUEEZE and len(node.args) == 1 and not node.kwargs:
+            before = shapes[node.args[0].name]
+            node.args = (node.args[0], tuple(axis for axis, size in enumerate(before) if size == 1))
+            node.meta["settled"] = True
+    module.recompile()
 
 
 def _check_ignored(model: nn.Module, graph: fx.Graph, ignored: Sequence[str]) -> None:
@@ -194,6 +217,13 @@ def function_name(target: Any) -> str:
     if isinstance(target, str):
         return f"Tensor.{target}"
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}".lstrip(".")
+
+
+def lend_constants(traced: Traced, root: nn.Module) -> None:
+    """Give a module that runs the graph the tensors that forward() makes of nothing, or holds as plain attributes."""
+    for node in traced.module.graph.nodes:
+        if node.op == "get_attr" and "." not in node.target and not hasattr(root, node.target):
+            root.register_buffer(node.target, getattr(traced.module, node.target), persistent=False)
 
 
 def attribute(model: nn.Module, target: str) -> Any:

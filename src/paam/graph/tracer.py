@@ -20,6 +20,16 @@ LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm)
 NOT_THE_MODELS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 """Where code lies that is not the model's own."""
 
+CONSTANT = "_tensor_constant"
+"""How torch.fx names the tensors that a forward() makes of nothing."""
+
+IN_PLACE = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+}
+
 SIZES = ("size", "dim", "ndimension", "numel", "is_floating_point", "get_device")
 FACTS = ("shape", "ndim", "dtype", "device", "is_cuda", "requires_grad")
 """Methods and attributes of a tensor that do not depend on its values."""
@@ -33,12 +43,15 @@ class Tracer(fx.Tracer):
     Optional arguments for which there is no example keep their defaults.
     """
 
+    proxy_buffer_attributes = True  # a buffer that forward() reads is a value of the graph
+
     def __init__(self, examples: Sequence[Tensor], ignored: Sequence[str]) -> None:
         super().__init__()
         self.examples = examples
         self.ignored = ignored
         self.values: dict[fx.Node, Any] = {}
         self.settling = False
+        self.settled: set[fx.Node] = set()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         known = isinstance(m, (*LAYERS, *ADDED_LAYERS)) or super().is_leaf_module(m, module_qualified_name)
@@ -89,7 +102,16 @@ class Tracer(fx.Tracer):
                         self.values[node] = runner.run_node(node)
         finally:
             self.settling = False
+        self.settled.add(wanted)
         return self.values[wanted]
+
+    def create_arg(self, a: Any) -> Any:
+        """A tensor that forward() makes of nothing is a constant; the same one again is the same constant."""
+        if isinstance(a, Tensor) and not isinstance(a, nn.Parameter):
+            for name, known in vars(self.root).items():
+                if name.startswith(CONSTANT) and _same(a, known):
+                    return self.create_node("get_attr", name, (), {})
+        return super().create_arg(a)
 
     # While something is settled, modules are really called, and not recorded.
 
@@ -130,6 +152,25 @@ class _Attribute(_Number, fx.proxy.Attribute):
 
 
 class _Proxy(_Number, fx.Proxy):
+    """Records x += y as what it is: torch.fx would take it for x = x + y, and lose what happens to aliases of x."""
+
+    def _in_place(self, operation: Any, other: Any) -> fx.Proxy:
+        if is_fact(self.node):  # numbers cannot be changed
+            operation = IN_PLACE[operation]
+        return self.tracer.create_proxy("call_function", operation, (self, other), {})
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.isub, other)
+
+    def __imul__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.itruediv, other)
+
     def __getattr__(self, k: str) -> fx.proxy.Attribute:
         return _Attribute(self, k)
 
@@ -140,4 +181,9 @@ def is_fact(node: fx.Node) -> bool:
         return True
     if node.op == "call_function" and node.target is getattr:
         return node.args[1] in FACTS
-    return node.op in ("call_function", "call_method") and all(map(is_fact, node.all_input_nodes))
+    called = node.op in ("call_function", "call_method") and len(node.all_input_nodes) > 0
+    return called and all(map(is_fact, node.all_input_nodes))
+
+
+def _same(a: Tensor, b: object) -> bool:
+    return isinstance(b, Tensor) and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)

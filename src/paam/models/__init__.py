@@ -33,7 +33,15 @@ def build_model(name: str, *, num_classes: int, in_channels: int) -> nn.Module:
         return MODELS[name](num_classes=num_classes, in_channels=in_channels)
     zoo, colon, member = name.partition(":")
     if colon and zoo in ZOOS:
-        return ZOOS[zoo](member, num_classes, in_channels)
+        try:
+            return ZOOS[zoo](member, num_classes, in_channels)
+        except RecipeError:
+            raise
+        except Exception as error:  # the zoo's own code, called with what not all of its models take
+            raise RecipeError(
+                f"The model '{name}' could not be built for {num_classes} classes and {in_channels} input channels,"
+                f" {type(error).__name__}: {one_line(error)}."
+            ) from error
     if ":" not in name:
         hint = nearest(name, MODELS)
         raise RecipeError(
