@@ -210,6 +210,26 @@ def test_other_image_sizes() -> None:
     check(Net(over_the_map), size=12, empty=0)
 
 
+def test_models_in_training_mode() -> None:
+    """Constants are read in evaluation mode, whatever mode the model came in; it stays in that mode."""
+
+    def dropped(m: Net, y: Tensor) -> Tensor:
+        return F.dropout(torch.sigmoid(y), 0.5, m.training)
+
+    model = lively(Net(dropped)).train()
+    x = images(2)
+    network = prepare(model, x)
+    for seed in range(6):
+        choice = random_choice(network, seed, empty=0.4)
+        small = network.compact(network.plan(choice))
+        assert small.training
+        assert model.training
+        masked = prepare(model.eval(), x).compact(network.plan(choice)).eval()
+        with torch.no_grad():
+            assert relative_error(small.eval()(x), masked(x)) < 1e-12
+        model.train()
+
+
 def batch_softmax(m: Net, y: Tensor) -> Tensor:
     return F.softmax(y, 0)
 

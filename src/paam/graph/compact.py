@@ -20,30 +20,26 @@ import torch
 from torch import Tensor, fx, nn
 
 from paam.errors import GraphError
-from paam.gates import apply_gate
 from paam.graph.channel_map import ChannelMap, ChannelOffset, NoChannels, OnesChannel, whole_shape
+from paam.graph.constants import Values, observe_constants
 from paam.graph.elementwise import CONVOLVE
-from paam.graph.flows import CONST, Layout, Mix, Pass
+from paam.graph.flows import Layout, Mix, Pass
 from paam.graph.joins import Add, Concat, Route, Stored
-from paam.graph.modes import evaluating
 from paam.graph.shrink import shrink_mix, shrink_per_channel, shrink_stored
 from paam.graph.site import Op
-from paam.graph.solve import Masks, Settled, Solution, solve
+from paam.graph.solve import Masks, Settled, solve
 from paam.graph.trace import Traced, lend_constants
 from paam.graph.tracer import is_fact
 
 MAPS = "paam_maps"
 """Where the index maps of a compacted network live."""
 
-Values = dict[str, Tensor]
-"""Node name -> the value of each channel that is constant, shape [width]; other entries mean nothing."""
-
 
 def compact(traced: Traced, ops: Sequence[Op], masks: Masks) -> nn.Module:
     """A smaller copy of the traced model, with its weights; the model itself is not changed."""
     solution = solve(ops, masks)
     axes = {op.node: op.axis for op in ops}
-    builder = _Builder(traced, axes, _observe_constants(traced, solution, masks))
+    builder = _Builder(traced, axes, observe_constants(traced, solution, masks))
     for step in solution.settled:
         builder.place(step)
     return builder.finish(solution.rewired)
@@ -299,38 +295,3 @@ def _rewrite_size(node: fx.Node, axis: int, size: int) -> None:
             sizes = list(given)  # type: ignore[arg-type]
     sizes[axis] = size
     node.args = (first, *sizes)
-
-
-class _Observer(fx.Interpreter):
-    """Runs the network with its gates closed and reads the constant channels off every value that has some."""
-
-    def __init__(self, traced: Traced, solution: Solution, masks: Masks) -> None:
-        super().__init__(traced.module)
-        self.extra_traceback = False
-        self.axes = {step.op.name: step.op.axis for step in solution.settled}
-        self.states = solution.states
-        self.masks = masks
-        self.values: Values = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if n.name in self.masks:
-            gate = torch.from_numpy(self.masks[n.name]).to(value.device)
-            value = apply_gate(value, gate, self.axes[n.name])
-        constant = self.states.get(n.name, np.zeros(0)) == CONST
-        if constant.any():
-            rows = value.detach().movedim(self.axes[n.name], -1).flatten(0, -2)
-            self.values[n.name] = rows[0].clone()
-            seen = rows[:, torch.from_numpy(constant)].double()
-            if not torch.allclose(seen, seen[:1].expand_as(seen), rtol=1e-5, atol=1e-6):
-                raise GraphError(f"The channel rule of '{n.name}' is wrong: a channel it calls constant varies.")
-        return value
-
-
-def _observe_constants(traced: Traced, solution: Solution, masks: Masks) -> Values:
-    if not any(step.folded or any(map(len, step.constants)) for step in solution.settled):
-        return {}
-    observer = _Observer(traced, solution, masks)
-    with evaluating(traced.model), torch.no_grad():
-        observer.run(*traced.examples)
-    return observer.values
