@@ -39,7 +39,7 @@ class ChannelMap(nn.Module):
             self.register_buffer(f"{name}_mask", mask, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_exporting():  # an exported graph holds plain operations only
+        if not (torch.is_grad_enabled() and x.requires_grad):
             return _take(x, self.index, self.index_mask, self.axis)
         taken: Tensor = _Take.apply(x, self.index, self.index_mask, self.back, self.back_mask, self.axis)  # type: ignore[no-untyped-call]
         return taken
