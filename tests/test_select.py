@@ -131,6 +131,14 @@ def test_widths_in_steps(kind: str, seed: int, share: float, step: int) -> None:
     }
     if kind != "threshold":
         assert shares[kind] <= share + 1e-12
+        for group in network.groups:  # no step more of any group would fit
+            choice = dict(network.choice(chosen.plan))
+            order = np.argsort(-scores[group.name].double().numpy(), kind="stable")
+            back = [i for i in order if not choice[group.name][i]][: step - choice[group.name].sum() % step or None]
+            if back and kind == "keep_macs" and len(back) == step:
+                choice[group.name] = choice[group.name].copy()
+                choice[group.name][back] = True
+                assert network.cost(choice).macs > share * network.dense.macs
 
 
 def test_a_step_must_be_a_number_of_filters() -> None:

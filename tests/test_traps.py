@@ -7,6 +7,7 @@ network what the gated one computes, on fresh inputs, for other batch sizes than
 from __future__ import annotations
 
 import types
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -345,3 +346,74 @@ def test_tokens_of_one_channel_are_pruned_again() -> None:
             small = pruner.compact().eval()
             with torch.no_grad():
                 assert relative_error(small(x), pruner.model.eval()(x)) < 1e-9
+
+
+class Attends(nn.Module):
+    """torch's own attention, which returns its weights as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.attend = conv(3, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.last, self.head = nn.Linear(8, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = F.relu(self.stem(x)).flatten(2).transpose(1, 2)
+        tokens = tokens + self.attend(tokens, tokens, tokens, need_weights=False)[0]
+        return self.head(F.relu(self.last(tokens)).mean(1))
+
+
+def test_modules_that_return_several_values() -> None:
+    check(Attends())
+    model = Attends()
+    # 64 tokens of width 8: four projections, and two products of 64 x 64 tokens.
+    assert (
+        paam.count(model, torch.zeros(1, 3, 8, 8)).macs
+        - paam.count(nn.Sequential(model.stem), torch.zeros(1, 3, 8, 8)).macs
+        == 4 * 64 * 8 * 8 + 2 * 64 * 64 * 8 + 64 * 8 * 6 + 6 * 3
+    )
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = conv(8, 8)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = torch.cumsum(self.conv(x), 1)
+            return y, -y
+
+    def several(m: Net, y: Tensor) -> Tensor:
+        first, second = m.two(y)
+        return first * 2 + second
+
+    net = Net(several, lambda m: m.add_module("two", Two()))
+    with pytest.raises(GraphError, match="cumsum"):
+        prepare(net.double(), images(2))
+    pruner = Pruner(lively(net), images(2), scorer="free", ignore=["two"])
+    for seed in range(4):
+        choice = random_choice(pruner.network, seed)
+        small = pruner.compact(pruner.network.plan(choice)).eval()
+        pruner.use(Selection(pruner.network.plan(choice), 0.5, 1.0, 1.0))
+        with pruner.weighting():
+            pass
+        x = images(3)
+        with torch.no_grad():
+            assert relative_error(small(x), pruner.model.eval()(x)) < 1e-9
+        assert paam.count(small, images(2)).params == pruner.network.cost(choice).params
+
+
+def test_a_list_of_names_is_not_a_name() -> None:
+    with pytest.raises(paam.PaamError, match=r"a list of names, such as \['mid'\]"):
+        prepare(Net(twice_if_wide).double(), images(2), ignore="mid")
+
+
+def test_exported_weights_load_whatever_the_names(tmp_path) -> None:
+    def build() -> nn.Module:
+        layers = [nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 4, 3)]
+        return nn.Sequential(OrderedDict(zip("baz", layers, strict=True)))
+
+    pruner = Pruner(build(), torch.zeros(1, 3, 8, 8))
+    pruner.select(keep_macs=0.5)
+    small = pruner.compact().eval()
+    paam.export(small, torch.zeros(1, 3, 8, 8), tmp_path / "small.safetensors", "safetensors")
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.equal(paam.load(tmp_path / "small.safetensors", build())(x), small(x))

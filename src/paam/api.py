@@ -67,6 +67,7 @@ def prune(
     keep_params: float | None = None,
     keep_filters: float | None = None,
     threshold: float | None = None,
+    round_to: int = 1,
     schedule: Schedule | None = None,
     recipe: Recipe | None = None,
     seed: int = 0,
@@ -76,12 +77,12 @@ def prune(
     """Train, prune and fine-tune a classifier. ``model`` is copied, not changed.
 
     train, val: batches of images and labels. Exactly one target (or the recipe's own), as a share of the dense
-    network that may remain, or a threshold on scores. ``schedule``: epochs of each phase; start with
-    ``Schedule(warmup=0, ...)`` from a trained network. ``recipe``: everything else (optimisers, scorer, penalty,
-    ...). ``on_event`` is told of every epoch.
+    network that may remain, or a threshold on scores; ``round_to``: widths in steps of so many filters.
+    ``schedule``: epochs of each phase; start with ``Schedule(warmup=0, ...)`` from a trained network. ``recipe``:
+    everything else (optimisers, scorer, penalty, ...). ``on_event`` is told of every epoch.
     """
     given = (threshold, keep_filters, keep_macs, keep_params)
-    target = recipe.target if recipe is not None and given == (None,) * 4 else Target(*given)
+    target = recipe.target if recipe is not None and given == (None,) * 4 else Target(*given, round_to=round_to)
     recipe = recipe or Recipe()
     recipe = dataclasses.replace(recipe, target=target, schedule=schedule or recipe.schedule)
     if not hasattr(train, "__len__"):

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from paam.errors import ArtifactError, PaamError, RecipeError
+from paam.errors import ArtifactError, DeviceError, PaamError, RecipeError
 from paam.exporting import export as export_model
 from paam.inspection import inspect as inspect_network
 from paam.models import MODELS, build_model
@@ -141,7 +141,10 @@ def inspect(
     if as_json:
         typer.echo(json.dumps({"model": model, "input": [1, *sizes], **found.as_dict()}))
     else:
-        Console().print(inspection_table(model, sizes, found))
+        console = Console()
+        if not console.is_terminal:
+            console.width = max(console.width, 160)  # names whole, for grep and for --ignore
+        console.print(inspection_table(model, sizes, found))
 
 
 @app.command(
@@ -151,7 +154,9 @@ def inspect(
 def export(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
     format: Annotated[str, typer.Option(help="onnx, pt2 or safetensors.")] = "onnx",
-    out: Annotated[Path | None, typer.Option(help="File to write.  [dim]default: RUN/model.FORMAT[/]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write.  [dim]default: RUN/model.FORMAT, or pruned.safetensors[/]")
+    ] = None,
 ) -> None:
     """Write the pruned network of a run as one file for other programs; its batch size stays free."""
     opened = open_run(run_directory)
@@ -177,12 +182,13 @@ def bench(
     """Measure dense against pruned: latency, throughput and peak memory, with their spread."""
     device = find_device(device)
     opened = open_run(run_directory)
-    rows = compare(
-        {"dense": opened.dense.to(device), "pruned": opened.small.to(device)},
-        opened.example(batch, device),
-        repeats=repeats,
-        compiled=compiled,
-    )
+    networks = {"dense": opened.dense.to(device), "pruned": opened.small.to(device)}
+    try:
+        rows = compare(networks, opened.example(batch, device), repeats=repeats, compiled=compiled)
+    except (RuntimeError, MemoryError) as error:
+        if "memory" not in str(error) and not isinstance(error, MemoryError):
+            raise
+        raise DeviceError(f"A batch of {batch} does not fit into memory; give a smaller --batch.") from error
     if as_json:
         where = {"device": environment(device)["hardware"], "batch": batch, "threads": torch.get_num_threads()}
         typer.echo(json.dumps({**where, "rows": [asdict(row) for row in rows]}))
@@ -240,10 +246,11 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def _how_to_load(out: Path, format: str, opened: OpenedRun) -> str:
     name, sizes = opened.recipe.model.name, list(opened.plan.inputs[0][1:])
+    classes = len(opened.record[0]["classes"])
     how = {
         "onnx": f'onnxruntime.InferenceSession("{out}")',
         "pt2": f'torch.export.load("{out}").module()',
-        "safetensors": f'paam.load("{out}", model)  # model: a {name}',
+        "safetensors": f'paam.load("{out}", model)  # model: {name} as the run built it, {classes} classes',
     }[format]
     return f"load it with  {how}\ninput: [N, {', '.join(map(str, sizes))}], normalised as in the run's record.jsonl"
 

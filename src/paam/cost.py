@@ -54,9 +54,26 @@ def _product(result: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> int:
     return result.numel() * input.shape[-1]
 
 
+def _attention(result: Tensor, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> int:
+    # Each of the [..., L, d] queries meets S keys, and then S values.
+    return 2 * query.numel() * key.shape[-2]
+
+
+def _multi_head(batch_first: bool) -> Callable[..., int]:
+    def macs(result: Any, query: Tensor, key: Tensor, value: Tensor, width: int, *args: Any, **kwargs: Any) -> int:
+        # Four projections, and between them the products of queries with keys and of weights with values.
+        keys = key.shape[1 if batch_first else 0]
+        return (2 * query.numel() + 2 * key.numel()) * width + 2 * query.numel() * keys
+
+    return macs
+
+
 COUNTERS: dict[Callable[..., Any], Callable[..., int]] = {
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), _convolution),
     **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), _transposed),
+    F.scaled_dot_product_attention: _attention,
+    F.multi_head_attention_forward: _multi_head(batch_first=False),
+    torch._native_multi_head_attention: _multi_head(batch_first=True),
     **dict.fromkeys((F.linear, torch.matmul, torch.bmm, torch.mm, Tensor.matmul, Tensor.__matmul__), _product),
 }
 
@@ -75,6 +92,6 @@ class MacCounter(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if func in COUNTERS:
             self.macs += COUNTERS[func](result, *args, **(kwargs or {}))
-        elif isinstance(result, Tensor) and (name := resolve_name(func)) and "__get__" not in name:
+        elif isinstance(result, Tensor | tuple) and (name := resolve_name(func)) and "__get__" not in name:
             self.uncounted[name.rpartition(".")[2]] += 1
         return result

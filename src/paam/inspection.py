@@ -15,14 +15,17 @@ from paam.network import Network
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One convolution or linear layer. ``macs`` of one sample. ``group``: where its filters are scored, or None;
-    ``note``: why not, or what else is to know."""
+    """One convolution or linear layer.
+
+    ``macs`` of one sample; None inside of a part that is left alone. ``group``: where its filters are scored, or None;
+    ``note``: why not, or what else is to know.
+    """
 
     name: str
     kind: str
     filters: int
     params: int
-    macs: int
+    macs: int | None
     group: str | None
     note: str
 
@@ -72,11 +75,9 @@ def inspect(network: Network) -> Inspection:
             note = "called more than once, filters in common"
         params = cost.params if cost else sum(p.numel() for p in module.parameters())
         filters = int(getattr(module, "out_channels", None) or module.out_features)  # type: ignore[arg-type]
-        layers.append(
-            LayerReport(
-                name, _kind(module), filters, params, cost.macs if cost else 0, group.name if group else None, note
-            )
-        )
+        macs = None if note.endswith("ignore") else cost.macs if cost else 0
+        where = group.name if group else None
+        layers.append(LayerReport(name, _kind(module), filters, params, macs, where, note))
     groups = {g.name: {"width": g.width, "layers": list(g.layers), "stream": g.stream} for g in network.groups}
     whole = tuple(_where(op.node) for op in network.ops if isinstance(op.flow, Whole) and not op.flow.opaque)
     dense = network.dense

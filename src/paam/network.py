@@ -118,6 +118,8 @@ def prepare(
         raise RecipeError(f"There is no gate placement '{placement}'.{nearest(placement, PLACEMENTS)}")
     if streams not in STREAMS:
         raise RecipeError(f"There is no stream mode '{streams}'.{nearest(streams, STREAMS)}")
+    if isinstance(ignore, str):
+        raise RecipeError(f"ignore takes a list of names, such as ['{ignore}'].")
     traced = trace(model, example_inputs, ignore)
     ops = bind(traced)
     groups = find_groups(traced, ops, placement=placement, streams=streams)  # type: ignore[arg-type]

@@ -67,7 +67,7 @@ class Plan:
     @property
     def digest(self) -> str:
         """Names this very plan: weights belong to one."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self._tree(), sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
         return json.dumps(self._tree())

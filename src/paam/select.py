@@ -72,6 +72,8 @@ def select(network: Network, scores: Mapping[str, Tensor], target: Target) -> Se
     order = _Order(network, scores, target.round_to)
     removed = order.below(target.threshold) if target.threshold is not None else _fit_budget(network, order, target)
     choice = order.choice(removed)
+    if target.round_to > 1 and target.threshold is None:
+        choice = _filled(network, order, target, choice)
     cost = network.cost(choice)
     shares = cost.params / network.dense.params, cost.macs / network.dense.macs
     threshold = order.threshold(removed) if target.threshold is None else target.threshold
@@ -80,21 +82,41 @@ def select(network: Network, scores: Mapping[str, Tensor], target: Target) -> Se
 
 def _fit_budget(network: Network, order: _Order, target: Target) -> int:
     """How many filters to remove so that the cost just fits: with one fewer it does not."""
+    if (excess := _excess(network, order, target, order.choice(order.removable))) > 0:
+        name, share, whole = _budget(network, order, target)
+        raise _unreachable(name, share, share + excess / whole)
+    fits = lambda removed: _excess(network, order, target, order.choice(removed)) <= 0  # noqa: E731
+    return bisect_left(range(order.removable + 1), True, key=fits)
+
+
+def _filled(network: Network, order: _Order, target: Target, choice: Choice) -> Choice:
+    """Steps of filters that still fit the budget come back, those of the best removed filters first."""
+    places = range(len(order.groups))
+    best = {place: order.best_removed(place, choice) for place in places}
+    for place in sorted(places, key=lambda place: -best[place]):
+        while best[place] > -np.inf:
+            larger = order.with_one_more_step(place, choice)
+            if _excess(network, order, target, larger) > 0:
+                break
+            choice = larger
+            best[place] = order.best_removed(place, choice)
+    return choice
+
+
+def _budget(network: Network, order: _Order, target: Target) -> tuple[str, float, int]:
+    """What is limited, to which share, of how much."""
     name = next(name for name in TARGETS if getattr(target, name) is not None)
-    share: float = getattr(target, name)
-
-    def cost(removed: int) -> int:
-        choice = order.choice(removed)
-        if name == "keep_filters":
-            return sum(int(mask.sum()) for mask in choice.values())
-        predicted = network.cost(choice)
-        return predicted.macs if name == "keep_macs" else predicted.params
-
     whole = {"keep_filters": order.total, "keep_macs": network.dense.macs, "keep_params": network.dense.params}[name]
-    allowed = share * whole + (1e-9 if name == "keep_filters" else 0)  # 0.7 of 10 filters is 7, whatever 0.7 * 10 is
-    if (least := cost(order.removable)) > allowed:
-        raise _unreachable(name, share, least / whole)
-    return bisect_left(range(order.removable + 1), True, key=lambda removed: cost(removed) <= allowed)
+    return name, getattr(target, name), whole
+
+
+def _excess(network: Network, order: _Order, target: Target, choice: Choice) -> float:
+    """By how much a choice exceeds the budget; 0 or less if it fits."""
+    name, share, whole = _budget(network, order, target)
+    if name == "keep_filters":
+        return sum(int(mask.sum()) for mask in choice.values()) - share * whole - 1e-9  # 0.7 * 10 may be below 7
+    predicted = network.cost(choice)
+    return (predicted.macs if name == "keep_macs" else predicted.params) - share * whole
 
 
 def _unreachable(name: str, share: float, least: float) -> TargetError:
@@ -127,6 +149,7 @@ class _Order:
         self.values = value[line]
         self.owners = np.concatenate(owners)[line]
         self.numbers_of = numbers  # of each group, lowest score first
+        self.scores_of = [plain[group.name] for group in network.groups]
         self.removable = len(line)
         self.total = sum(group.width for group in network.groups)
 
@@ -153,6 +176,18 @@ class _Order:
             mask[self.numbers_of[owner][: group.width - rounded]] = False
             choice[group.name] = mask
         return choice
+
+    def best_removed(self, place: int, choice: Choice) -> float:
+        """The highest score among a group's filters that are removed; -inf if all stay."""
+        gone = ~choice[self.groups[place].name]
+        return float(self.scores_of[place][gone].max()) if gone.any() else -math.inf
+
+    def with_one_more_step(self, place: int, choice: Choice) -> Choice:
+        group = self.groups[place]
+        kept = min(int(choice[group.name].sum()) + self.round_to, group.width)
+        mask = np.ones(group.width, dtype=bool)
+        mask[self.numbers_of[place][: group.width - kept]] = False
+        return {**choice, group.name: mask}
 
 
 def _checked(group: Group, scores: Tensor) -> NDArray[np.float64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import operator
 from typing import Any
 
 import torch
@@ -181,8 +182,20 @@ def left_alone(site: Site) -> Op:
     return _all_read(site, opaque=True)
 
 
-def _all_read(site: Site, *, opaque: bool) -> Op:
-    inputs = [node for node in site.node.all_input_nodes if node.name in site.shapes]
+def part_of_several(site: Site, source: fx.Node) -> Op:
+    """One of the values that a module returns: attention with its weights, or a module that the user has left alone."""
+    module = site.traced.module.get_submodule(str(source.target))
+    if not isinstance(module, nn.MultiheadAttention) and source.target not in site.traced.ignore:
+        raise dataclasses.replace(site, node=source, module=module).refusal("it returns several values")
+    op = _all_read(site, source, opaque=True)
+    # What the module holds is counted with the first of its values.
+    first = next(user for user in source.users if user.target is operator.getitem)
+    return dataclasses.replace(op, module=module) if first is site.node else op
+
+
+def _all_read(site: Site, call: fx.Node | None = None, *, opaque: bool) -> Op:
+    call = call or site.node
+    inputs = [node for node in call.all_input_nodes if node.name in site.shapes]
     if not inputs:
         raise site.refusal("nothing that the model computes goes into it, so that it cannot be left alone")
     for node in inputs:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from paam.graph.elementwise import reduction
+from paam.graph.elementwise import part_of_several, reduction
 from paam.graph.flows import LIVE, ZERO, Pass, Whole
 from paam.graph.joins import Concat, Empty, Flatten, Gather, Ones, Route, Stack
 from paam.graph.site import Op, Site, Tangle, TangleError
@@ -178,6 +178,8 @@ def _size(site: Site, axis: int) -> Any:
 
 def index(site: Site) -> Op | Tangle:
     source = site.node.args[0]
+    if isinstance(source, fx.Node) and source.op == "call_module" and source.name not in site.shapes:
+        return part_of_several(site, source)
     if not isinstance(source, fx.Node) or source.op == "call_module":
         source = None
     if source is not None and source.target in PARTS:

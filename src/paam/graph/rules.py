@@ -188,7 +188,8 @@ def _check_owners(site: Site, owners: dict[Tensor, str]) -> None:
 
 def _holder(op: Op) -> str | None:
     """The name of the layer or parameter that belongs to an operation, if any."""
-    holds = op.node.op == "get_attr" or (op.module is not None and len(op.module.state_dict()) > 0)
+    called = op.node.op == "call_module" and op.module is not None
+    holds = op.node.op == "get_attr" or (called and len(op.module.state_dict()) > 0)  # type: ignore[union-attr]
     return str(op.node.target) if holds else None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import nn
+from torch import fx, nn
 
 from paam.graph.flows import CONST, LIVE, ZERO, Layout, Mix, Needs, States, Whole
 from paam.graph.joins import Add, Route
@@ -196,12 +196,19 @@ def layer_costs(traced: Traced, solution: Solution) -> dict[str, Cost]:
         if isinstance(op.flow, Mix):
             cost = _mix_cost(traced, step, op.flow)
         else:
-            macs = traced.macs.get(op.name, 0) * len(step.made) // step.width if step.width else 0
+            macs = _macs(traced, op) * len(step.made) // step.width if step.width else 0
             cost = Cost(_own_parameters(traced, op, step.width, len(step.made)), macs)
         name = str(op.node.target) if op.node.op in ("call_module", "get_attr") else op.name
         before = costs.get(name)  # a layer that is called again is there once, and works twice
         costs[name] = cost if before is None else Cost(cost.params, before.macs + cost.macs)
     return costs
+
+
+def _macs(traced: Traced, op: Op) -> int:
+    """What an operation costs; the first value of a module that returns several stands for the module."""
+    source = op.node.args[0] if op.node.op == "call_function" and op.module is not None else op.node
+    assert isinstance(source, fx.Node)
+    return traced.macs.get(source.name, 0)
 
 
 def _mix_cost(traced: Traced, step: Settled, flow: Mix) -> Cost:

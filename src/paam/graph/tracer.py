@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from paam.graph.modes import evaluating
 
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm)
 
-NOT_THE_MODELS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+NOT_THE_MODELS = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
 """Where code lies that is not the model's own."""
 
 CONSTANT = "_tensor_constant"

@@ -16,7 +16,7 @@ def inspection_table(model: str, sizes: Sequence[int], found: Inspection) -> Ren
     """Layers in the order of the model, then what else is to know."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("layer", "kind"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for column in ("filters", "parameters", "MACs"):
         table.add_column(column, justify="right")
     table.add_column("gate")
@@ -27,7 +27,7 @@ def inspection_table(model: str, sizes: Sequence[int], found: Inspection) -> Ren
         else:
             stream = group and group["stream"]
             gate = f"[cyan]stream of {escape(stream)}[/]" if stream else "[green]own[/]"
-        cost = _short(layer.params), _short(layer.macs)
+        cost = _short(layer.params), "" if layer.macs is None else _short(layer.macs)
         table.add_row(escape(layer.name), escape(layer.kind), str(layer.filters), *cost, gate)
     filters = sum(group["width"] for group in found.groups.values())
     streams = {group["stream"] for group in found.groups.values()} - {None}
