@@ -9,15 +9,8 @@ import numpy as np
 from paam.graph.flows import CONST, LIVE, ZERO, Layout, Layouts, Needs, States, Strengths
 
 
-@dataclass(frozen=True)
-class Add:
-    """Sum of equally wide values. Each may hold other channels: this is where independent streams meet."""
-
-    def forward(self, inputs: list[States]) -> States:
-        stacked = np.stack(inputs)
-        out = np.where((stacked == ZERO).all(0), ZERO, CONST)
-        out[(stacked == LIVE).any(0)] = LIVE
-        return out
+class _Together:
+    """Equally wide values that are read together: each holds the wanted channels."""
 
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
         return [need] * len(inputs)
@@ -32,6 +25,26 @@ class Add:
 
     def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
         return int(np.argmax([strength[channel] for strength in inputs])), channel
+
+
+@dataclass(frozen=True)
+class Add(_Together):
+    """Sum of equally wide values. Each may hold other channels: this is where independent streams meet."""
+
+    def forward(self, inputs: list[States]) -> States:
+        stacked = np.stack(inputs)
+        out = np.where((stacked == ZERO).all(0), ZERO, CONST)
+        out[(stacked == LIVE).any(0)] = LIVE
+        return out
+
+
+@dataclass(frozen=True)
+class Stack(_Together):
+    """Equally wide values side by side on another axis, constants filled in."""
+
+    def forward(self, inputs: list[States]) -> States:
+        # Constants of one channel differ between the values, so that together they are no constant.
+        return np.where((np.stack(inputs) == ZERO).all(0), ZERO, LIVE).astype(np.int8)
 
 
 @dataclass(frozen=True)
@@ -127,29 +140,6 @@ class Route:
 
     def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
         return 0, int(self.source[channel])
-
-
-@dataclass(frozen=True)
-class Stack:
-    """Equally wide values side by side on another axis. Each holds the wanted channels, constants filled in."""
-
-    def forward(self, inputs: list[States]) -> States:
-        # Constants of one channel differ between the values, so that together they are no constant.
-        return np.where((np.stack(inputs) == ZERO).all(0), ZERO, LIVE).astype(np.int8)
-
-    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
-        return [need] * len(inputs)
-
-    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
-        present = np.flatnonzero(wanted)
-        return [present] * len(inputs), present
-
-    def strength(self, inputs: list[Strengths]) -> Strengths:
-        best: Strengths = np.maximum.reduce(inputs)
-        return best
-
-    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
-        return int(np.argmax([strength[channel] for strength in inputs])), channel
 
 
 @dataclass(frozen=True)
