@@ -151,7 +151,7 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
     for title, prefix in (("torchvision", "torchvision:"), ("timm", "timm:")):
         mine = [row for name, row in rows.items() if name.startswith(prefix)]
         exact = sum(row["status"] == "exact" for row in mine)
-        text += f"\n## {title} {mine[0][title]}: {exact} of {len(mine)} exact\n\n"
+        text += f"\n## {title} {mine[0][title].partition('+')[0]}: {exact} of {len(mine)} exact\n\n"
         text += "| model | parameters | groups, independent / tied | tied keeps its class | largest error |  |\n"
         text += "|---|---|---|---|---|---|\n" + "".join(_line(row, prefix) for row in mine)
     return text
