@@ -25,9 +25,6 @@ from paam import Pruner
 from paam.models import build_model
 from paam.record import environment
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import torchvision_cpu  # noqa: F401
-
 KEEP = 0.5
 REPEATS = 5
 

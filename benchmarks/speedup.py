@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import sys
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -23,9 +21,6 @@ from paam.graph.channel_map import ChannelMap
 from paam.models import build_model
 from paam.record import environment
 from paam.speed import measure_latency, peak_memory
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import torchvision_cpu  # noqa: F401
 
 
 def pruned(model: nn.Module, example: torch.Tensor, streams: str, keep_macs: float, round_to: int) -> nn.Module:
