@@ -10,7 +10,9 @@ import torch
 from hypothesis import settings
 from torch import nn
 
+from paam import Pruner
 from paam.network import Choice, Network
+from paam.select import Selection
 
 torch.set_num_threads(1)  # layers here are small: a second thread costs more than it brings
 settings.register_profile("paam", deadline=None)  # a busy machine is not a failure
@@ -58,6 +60,14 @@ def random_choice(network: Network, seed: int, *, whole: float = 0.1, empty: flo
         mask = rng.random(group.width) < share
         choice[group.name] = mask
     return choice
+
+
+def compacted(pruner: Pruner, choice: Choice) -> nn.Module:
+    """The small network of a choice, in evaluation mode; the gated one is left with its binary gates closed."""
+    pruner.use(Selection(pruner.network.plan(choice), 0.5, 1.0, 1.0))
+    with pruner.weighting():
+        pass
+    return pruner.compact().eval()
 
 
 def relative_error(value: torch.Tensor, truth: torch.Tensor) -> float:

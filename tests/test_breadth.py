@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import paam
-from conftest import lively, random_choice, relative_error
+from conftest import compacted, lively, random_choice, relative_error
 from paam import Pruner
 from paam.errors import ArtifactError, GraphError
 from paam.models import resnet20
 from paam.network import prepare
-from paam.select import Selection
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=GENERATOR)
@@ -38,10 +37,7 @@ def check(
     built = []
     for seed in seeds:
         choice = random_choice(pruner.network, seed, empty=empty)
-        pruner.use(Selection(pruner.network.plan(choice), 0.5, 1.0, 1.0))
-        with pruner.weighting():
-            pass
-        small = pruner.compact().eval()
+        small = compacted(pruner, choice)
         with torch.no_grad():
             pairs = zip(tree_leaves(small(*examples)), tree_leaves(pruner.model.eval()(*examples)), strict=True)
             assert all(relative_error(value, truth) < 1e-9 for value, truth in pairs)
@@ -367,10 +363,7 @@ def prune_again(small: nn.Module, x: Tensor, seed: int, streams: str) -> nn.Modu
     choice = random_choice(pruner.network, seed, empty=0.2)
     for name, filters in pruner.network.strongest_path({n: m.astype(float) for n, m in choice.items()}).items():
         choice[name][list(filters)] = True  # something must be left for the next time
-    pruner.use(Selection(pruner.network.plan(choice), 0.5, 1.0, 1.0))
-    with pruner.weighting():
-        pass
-    smaller = pruner.compact().eval()
+    smaller = compacted(pruner, choice)
     with torch.no_grad():
         assert relative_error(smaller(x), pruner.model.eval()(x)) < 1e-9
     assert paam.count(smaller, x).params == pruner.network.cost(choice).params

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import paam
-from conftest import lively, random_choice, relative_error
+from conftest import compacted, lively, random_choice, relative_error
 from paam import Pruner, Target
 from paam.errors import DataError, GraphError, RecipeError
 from paam.network import prepare
-from paam.select import Selection, select
+from paam.select import select
 from paam.train.run import accuracy
 
 X = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -51,10 +51,7 @@ def check(model: nn.Module, *, seeds: range = range(8), **options: str) -> None:
     choices = [{g.name: torch.ones(g.width, dtype=torch.bool).numpy() for g in pruner.network.groups}]
     choices += [random_choice(pruner.network, seed, empty=0.3) for seed in seeds]
     for choice in choices:
-        pruner.use(Selection(pruner.network.plan(choice), 0.5, 1.0, 1.0))
-        with pruner.weighting():
-            pass
-        small = pruner.compact().eval()
+        small = compacted(pruner, choice)
         with torch.no_grad():
             assert relative_error(small(X.clone()), pruner.model.eval()(X.clone())) < 1e-9
         assert paam.count(small, X).params == pruner.network.cost(choice).params

@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conftest import lively, random_choice, relative_error
+from conftest import compacted, lively, random_choice, relative_error
 from paam import Pruner
 from paam.errors import GraphError
 from paam.graph.flows import CONST, LIVE, ZERO, Mix, Pass
 from paam.graph.joins import Add, Concat, Flatten, Route
 from paam.network import prepare
-from paam.select import Selection
 
 
 class Sandwich(nn.Module):
@@ -128,10 +127,7 @@ def check(model: nn.Module, x: Tensor, seeds: range = range(6)) -> None:
     shrunk = 0
     for seed in seeds:
         choice = random_choice(pruner.network, seed)
-        pruner.use(Selection(pruner.network.plan(choice), 0.5, 1.0, 1.0))
-        with pruner.weighting():
-            pass
-        small = pruner.compact().eval()
+        small = compacted(pruner, choice)
         with torch.no_grad():
             assert relative_error(small(x), pruner.model.eval()(x)) < 1e-9
         params = sum(p.numel() for p in small.parameters())

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import paam
-from conftest import lively, random_choice, relative_error
+from conftest import compacted, lively, random_choice, relative_error
 from paam import Pruner
 from paam.errors import GraphError
 from paam.network import prepare
@@ -60,10 +60,7 @@ def check(model: nn.Module, *, size: int = 8, empty: float = 0.2, streams: str =
         choice = random_choice(pruner.network, seed, empty=empty)
         for mask in choice.values():
             mask[0] |= not empty
-        pruner.use(Selection(pruner.network.plan(choice), 0.5, 1.0, 1.0))
-        with pruner.weighting():
-            pass
-        small = pruner.compact().eval()
+        small = compacted(pruner, choice)
         for batch in (1, 2, 3):
             x = images(batch, size)
             with torch.no_grad():
@@ -340,10 +337,7 @@ def test_tokens_of_one_channel_are_pruned_again() -> None:
             choice = {group.name: torch.zeros(group.width, dtype=torch.bool).numpy() for group in pruner.network.groups}
             for mask in choice.values():
                 mask[seed % len(mask)] = True
-            pruner.use(Selection(pruner.network.plan(choice), 0.5, 1.0, 1.0))
-            with pruner.weighting():
-                pass
-            small = pruner.compact().eval()
+            small = compacted(pruner, choice)
             with torch.no_grad():
                 assert relative_error(small(x), pruner.model.eval()(x)) < 1e-9
 

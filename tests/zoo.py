@@ -21,13 +21,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from conftest import lively, relative_error
+from conftest import compacted, lively, relative_error
 from paam import Pruner, count
 from paam.errors import GraphError
 from paam.models import build_model
 from paam.models.zoo import import_torchvision
 from paam.network import Choice, Network
-from paam.select import Selection
 
 DOCS = Path(__file__).parents[1] / "docs"
 GIANT = 100_000_000
@@ -118,10 +117,7 @@ def _examine(model: torch.nn.Module, x: Tensor, streams: str) -> tuple[int, floa
     worst, kept = 0.0, True
     for share in SHARES:
         choice = removed_at_random(pruner.network, share)
-        pruner.use(Selection(pruner.network.plan(choice), 0.5, 1.0, 1.0))
-        with pruner.weighting():
-            pass
-        small = pruner.compact().eval()
+        small = compacted(pruner, choice)
         with torch.inference_mode():
             pairs = zip(tree_leaves(small(x)), tree_leaves(pruner.model.eval()(x)), strict=True)
             worst = max(worst, *(relative_error(value, truth) for value, truth in pairs))

@@ -85,8 +85,8 @@ def _fit_budget(network: Network, order: _Order, target: Target) -> int:
     if (excess := _excess(network, order, target, order.choice(order.removable))) > 0:
         name, share, whole = _budget(network, order, target)
         raise _unreachable(name, share, share + excess / whole)
-    fits = lambda removed: _excess(network, order, target, order.choice(removed)) <= 0  # noqa: E731
-    return bisect_left(range(order.removable + 1), True, key=fits)
+    counts = range(order.removable + 1)
+    return bisect_left(counts, True, key=lambda removed: _excess(network, order, target, order.choice(removed)) <= 0)
 
 
 def _filled(network: Network, order: _Order, target: Target, choice: Choice) -> Choice:

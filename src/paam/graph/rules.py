@@ -120,6 +120,10 @@ def bind(traced: Traced) -> tuple[Op, ...]:
         try:
             ops = _bind(traced, spread)
         except TangleError as reads:  # make the value whole where its channels spread, and begin again
+            if reads.first in spread:  # or else this would never end
+                raise GraphError(
+                    f"The channels of '{reads.first.name}' spread in a way that is not followed."
+                ) from reads
             spread.add(reads.first)
         else:
             break
