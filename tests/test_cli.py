@@ -427,7 +427,7 @@ def test_a_stopped_run_says_how_to_go_on(cli, monkeypatch):
     def stopped(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(paam.cli, "run", stopped)
+    monkeypatch.setattr(paam.cli.training, "run", stopped)
     done = cli("prune", DIGITS, *QUICK, "--out=out")
     assert done.code == 130
     assert "nothing to resume" in done.err
@@ -443,7 +443,7 @@ def test_a_stopped_run_says_how_to_go_on(cli, monkeypatch):
 
 
 def test_the_demo_runs_its_recipe_and_replaces_an_earlier_demo(cli, monkeypatch, good_run, here):
-    monkeypatch.setattr(paam.cli, "DEMO_RECIPE", str(good_run / "recipe.toml"))
+    monkeypatch.setattr(paam.cli.training, "DEMO_RECIPE", str(good_run / "recipe.toml"))
     for seed in (0, 1):
         done = cli("demo", f"--seed={seed}")
         assert done.code == 0

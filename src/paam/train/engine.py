@@ -29,6 +29,8 @@ from paam.train.capture import CapturedStep, Step
 from paam.train.optimizers import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
 
 Emit = Callable[[dict[str, Any]], None]
+Evaluate = Callable[[nn.Module], float]
+"""Accuracy of a network in percent."""
 LOSS_CHECK_EVERY = 50
 """Steps between looks at the losses: often enough to stop early, rarely enough not to stall a GPU."""
 
@@ -60,13 +62,13 @@ class Engine:
         if recipe.schedule.warmup == 0:
             self._remember_dense()
 
-    def run_epoch(self, epoch: int, evaluate: Callable[[nn.Module], float] | None) -> None:
+    def run_epoch(self, epoch: int, evaluate: Evaluate | None) -> None:
         """Train one epoch and emit its event, with the accuracy in percent that ``evaluate`` finds."""
         phase = phase_at(self.recipe.schedule, epoch)
         start = time.perf_counter()
         torch.manual_seed(epoch_seed(self.seed, epoch))
         if phase.first:
-            self._enter(phase, epoch)
+            self._enter(phase, epoch, evaluate)
         model = self.model_of(phase)
         optimizer = self._optimizer(phase)
         with self._mode(phase):
@@ -109,13 +111,16 @@ class Engine:
             return self.control
         return self.pruner.model
 
-    def _enter(self, phase: Phase, epoch: int) -> None:
+    def _enter(self, phase: Phase, epoch: int, evaluate: Evaluate | None) -> None:
         """What happens once, at the start of a phase."""
         if phase.name == "weight":
             selection = self.pruner.select(**asdict(self.recipe.target))
+            with self.pruner.weighting():
+                accuracy = None if evaluate is None else evaluate(self.pruner.model)
             kept = {name: [len(k.filters), k.width] for name, k in selection.plan.groups.items()}
             event = {"event": "selection", "epoch": epoch, "cycle": phase.cycle, "threshold": selection.threshold}
             event |= {"kept_params": selection.kept_params, "kept_macs": selection.kept_macs, "kept_filters": kept}
+            event |= {"accuracy": accuracy}  # before the weights adapt: what the cut itself costs
             self.emit(event)
         elif phase.name == "finetune":
             self.small = self.pruner.compact()

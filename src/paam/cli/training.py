@@ -1,0 +1,119 @@
+"""Commands that train: demo, prune, and the recipes they take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from paam.cli.app import app, complain
+from paam.errors import ArtifactError, PaamError, RecipeError
+from paam.recipe import load_recipe, parse_override, shipped_recipes
+from paam.record import Event, read_record
+from paam.report.console import Progressing, summary
+from paam.train.checkpoint import checkpoints
+from paam.train.run import CHECKPOINTS, RECORD_FILE, run
+
+DEMO_RECIPE = "digits-resnet20-kq"
+
+Seed = Annotated[int, typer.Option(help="Seed of weights, data order and augmentation.")]
+
+
+def _share(of: str) -> Any:
+    return typer.Option(help=f"Share of the dense network's {of} that may remain, 0 to 1.")
+
+
+@app.command(epilog="Example:  paam demo")
+def demo(
+    out: Annotated[Path, typer.Option(help="Run directory; an earlier demo in it is replaced.")] = Path("runs/demo"),
+    seed: Seed = 0,
+) -> None:
+    """Prune ResNet-20 to half of its MACs on the embedded digits, from random init, in under two minutes."""
+    if out.is_dir() and any(out.iterdir()) and not _holds_demo(out):
+        raise ArtifactError(f"The directory {out} holds something else than an earlier demo; choose another --out.")
+    _prune(
+        DEMO_RECIPE,
+        {},
+        out,
+        seed=seed,
+        device="cpu",
+        resume=False,
+        overwrite=_holds_demo(out),
+    )
+
+
+@app.command(
+    epilog="Examples:  [bold]paam prune digits-resnet20-kq --keep-macs 0.3[/]   "
+    "[bold]paam prune cifar10-resnet56-kq --data data --keep-macs 0.5[/]   "
+    "[bold]paam prune my.toml --set finetune.lr=0.05 --out runs/mine --resume[/]"
+)
+def prune(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe (see [bold]paam recipes[/]) or a path to a .toml.")],
+    data: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
+    keep_macs: Annotated[float | None, _share("MACs")] = None,
+    keep_params: Annotated[float | None, _share("parameters")] = None,
+    keep_filters: Annotated[float | None, _share("filters")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Filters scored below this fall.")] = None,
+    round_to: Annotated[
+        int | None, typer.Option(help="Keep multiples of so many filters per group: 8 suits most hardware.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the recipe; repeatable.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory.  [dim]default: runs/RECIPE-seedN[/]")] = None,
+    seed: Seed = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU when there is one.")] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start the run in --out anew.")] = False,
+) -> None:
+    """Train, prune and fine-tune a network by a recipe."""
+    overrides: dict[str, Any] = dict(parse_override(text) for text in settings or ())
+    targets = {"keep_macs": keep_macs, "keep_params": keep_params, "keep_filters": keep_filters, "threshold": threshold}
+    given = {name: value for name, value in targets.items() if value is not None}
+    if len(given) > 1:
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise RecipeError(f"{options} contradict each other; give one target.")
+    overrides |= {f"target.{name}": value for name, value in given.items()}
+    if round_to is not None:
+        overrides["target.round_to"] = round_to
+    if data is not None:
+        overrides["data.directory"] = str(data)
+    out = out or Path("runs") / f"{Path(recipe).stem}-seed{seed}"
+    _prune(recipe, overrides, out, seed=seed, device=device, resume=resume, overwrite=overwrite)
+
+
+@app.command(epilog="Example:  paam recipes")
+def recipes() -> None:
+    """List the shipped recipes."""
+    table = Table(box=None, padding=(0, 3, 0, 0), show_header=False)
+    for name, description in shipped_recipes().items():
+        table.add_row(f"[bold]{name}[/]", description)
+    Console().print(table)
+
+
+def _prune(recipe: str, overrides: dict[str, Any], out: Path, *, seed: int, **options: Any) -> None:
+    """Run a recipe in front of the user."""
+    console = Console()
+    loaded = load_recipe(recipe, overrides)
+    try:
+        with Progressing(console) as progress:
+            events: list[Event] = run(loaded, out, seed=seed, watch=progress.event, on_step=progress.step, **options)
+    except KeyboardInterrupt:
+        if checkpoints(out / CHECKPOINTS):
+            complain(f"stopped; the same options with --resume go on with {out}, from its last checkpoint.")
+        else:
+            complain("stopped before the first checkpoint; there is nothing to resume yet.")
+        raise typer.Exit(130) from None
+    console.print(summary(events))
+    console.print(f"\nartifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors", highlight=False)
+
+
+def _holds_demo(out: Path) -> bool:
+    """Whether a directory holds an earlier demo, which a new one may replace."""
+    try:
+        return str(read_record(out / RECORD_FILE)[0]["command"]).startswith("paam demo")
+    except (PaamError, LookupError, TypeError):
+        return False
