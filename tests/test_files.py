@@ -336,9 +336,18 @@ def test_a_record_that_cannot_be_read_is_refused_by_name(tmp_path, content):
 
 def test_going_on_drops_what_will_be_written_again(record):
     record.write_bytes(record.read_bytes()[:-5])  # as a crash leaves it
-    write = RecordWriter(record, keep_before_epoch=1)
+    write = RecordWriter(record)
+    assert write.go_on_behind(2) == EVENTS[:2]
     write({"event": "epoch", "epoch": 1, "loss": 7.0})
     assert read_record(record) == [EVENTS[0], EVENTS[1], {"event": "epoch", "epoch": 1, "loss": 7.0}]
+    assert write.count == 3
+
+
+def test_a_record_that_is_shorter_than_its_checkpoint_says_is_refused_and_kept(record):
+    before = record.read_bytes()
+    with pytest.raises(ArtifactError, match="5 events, fewer than the 6"):
+        RecordWriter(record).go_on_behind(6)
+    assert record.read_bytes() == before
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -364,20 +373,25 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def test_the_newest_checkpoint_wins_and_the_last_two_are_kept(tmp_path):
-    assert read_newest_checkpoint(tmp_path / "none") is None
-    for epoch in (1, 2, 9, 10):
-        write_checkpoint(tmp_path, epoch, tensors(epoch), {"note": "ä", "epochs": [epoch]})
-    state, header = read_newest_checkpoint(tmp_path)
-    assert same(state, tensors(10))
-    assert header == {"kind": "checkpoint", "version": 1, "epoch": 10, "note": "ä", "epochs": [10]}
+    assert read_newest_checkpoint(tmp_path / "none") == (None, [])
+    for place in ((1, 0), (2, 3), (9, 99), (10, 0), (10, 7)):
+        write_checkpoint(tmp_path, place, tensors(sum(place)), {"note": "ä", "place": place})
+    (state, header), passed_over = read_newest_checkpoint(tmp_path)
+    assert passed_over == []
+    assert same(state, tensors(17))
+    assert header == {"kind": "checkpoint", "version": 1, "epoch": 10, "step": 7, "note": "ä", "place": [10, 7]}
     stored = [file_header(p)["__metadata__"]["paam"].partition(" ")[2] for p in sorted(tmp_path.iterdir())]
-    assert [json.loads(body)["epoch"] for body in stored] == [9, 10]
+    assert [json.loads(body)["place"] for body in stored] == [[10, 0], [10, 7]]
 
 
 def test_the_newest_checkpoint_wins_beyond_six_digits(tmp_path):
     for epoch in (999_999, 1_000_000):  # each phase alone may have a million epochs
-        write_checkpoint(tmp_path, epoch, tensors(epoch), {})
-    assert read_newest_checkpoint(tmp_path)[1]["epoch"] == 1_000_000
+        write_checkpoint(tmp_path, (epoch, 0), tensors(epoch), {})
+    assert newest(tmp_path)[1]["epoch"] == 1_000_000
+
+
+def newest(folder: Path) -> tuple[dict, dict]:
+    return read_newest_checkpoint(folder)[0]
 
 
 def file_header(path: Path) -> dict:
@@ -392,7 +406,7 @@ def file_header(path: Path) -> dict:
 
 def two_checkpoints(folder: Path) -> tuple[Path, Path]:
     for epoch in (4, 5):
-        write_checkpoint(folder, epoch, tensors(epoch), {})
+        write_checkpoint(folder, (epoch, 0), tensors(epoch), {})
     older, newer = sorted(folder.iterdir())
     return older, newer
 
@@ -402,9 +416,12 @@ def test_a_newest_checkpoint_cut_short_anywhere_falls_back_to_the_older(tmp_path
     content = newer.read_bytes()
     for length in range(len(content)):
         newer.write_bytes(content[:length])
-        state, header = read_newest_checkpoint(tmp_path)
+        (state, header), (problem,) = read_newest_checkpoint(tmp_path)
         assert header["epoch"] == 4
         assert same(state, tensors(4))
+        assert str(newer) in problem
+        assert not newer.exists()  # put aside, so that it does not count among the last two
+        assert newer.with_name(f"{newer.name}.unreadable").read_bytes() == content[:length]
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\x00" * 100, b"not a checkpoint", b"\x80\x04K\x01.", b"\xff" * 64])
@@ -432,20 +449,21 @@ def test_only_damaged_checkpoints_are_an_error_that_names_each_and_the_way_out(t
 def test_a_foreign_file_in_the_place_of_a_checkpoint_is_passed_over(tmp_path, metadata):
     older, newer = two_checkpoints(tmp_path)
     save_file({"a": torch.zeros(3)}, newer, metadata)
-    assert read_newest_checkpoint(tmp_path)[1]["epoch"] == 4
+    assert newest(tmp_path)[1]["epoch"] == 4
     older.unlink()
+    save_file({"a": torch.zeros(3)}, newer, metadata)
     with pytest.raises(ArtifactError):
         read_newest_checkpoint(tmp_path)
 
 
 def test_a_checkpoint_with_one_wrong_bit_is_refused_or_has_its_epoch(tmp_path):
-    write_checkpoint(tmp_path, 3, {"a": torch.ones(2)}, {})
+    write_checkpoint(tmp_path, (3, 0), {"a": torch.ones(2)}, {})
     (path,) = tmp_path.iterdir()
     refused = 0
     for damaged in bit_flips(path.read_bytes()):
         path.write_bytes(damaged)
         try:
-            _, header = read_newest_checkpoint(tmp_path)
+            _, header = newest(tmp_path)
         except ArtifactError:
             refused += 1
             continue

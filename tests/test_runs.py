@@ -268,7 +268,7 @@ def test_a_resumed_run_shows_where_it_goes_on_and_what_follows(tmp_path):
         run(short(), tmp_path / "run", device="cpu", watch=killer("epoch", 6))
     seen: list[dict] = []
     events = run(short(), tmp_path / "run", device="cpu", resume=True, watch=seen.append)
-    assert seen[:2] == [events[0], {"event": "resumed", "epoch": 6}]
+    assert seen[:2] == [events[0], {"event": "resumed", "epoch": 6, "step": 0, "passed_over": []}]
     assert seen[2:] == [event for event in events[1:] if event.get("epoch", 99) >= 6]
 
 
@@ -293,7 +293,7 @@ def counted_by_hooks(model: nn.Module, example: Tensor) -> int:
 
 def test_a_run_directory_holds_recipe_record_plan_and_weights(whole):
     names = {p.name for p in whole.iterdir()}
-    assert names == {"recipe.toml", "record.jsonl", "plan.json", "model.safetensors", "checkpoints"}
+    assert names == {"recipe.toml", "record.jsonl", "plan.json", "model.safetensors", "checkpoints", "lock"}
     assert len(list((whole / "checkpoints").iterdir())) == 2
 
 

@@ -38,7 +38,11 @@ class DeviceError(PaamError):
 
 
 class DivergedError(PaamError):
-    """Training produced a loss that is not finite."""
+    """Training produced a loss that is not finite, or scores that say nothing."""
+
+
+class StoppedError(PaamError):
+    """A run did as it was asked: it stopped, with its state saved."""
 
 
 def one_line(error: BaseException) -> str:

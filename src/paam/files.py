@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -19,21 +18,52 @@ from paam.errors import ArtifactError
 
 VERSION = 1
 _HEADER = "paam"
+_DTYPES = {
+    torch.complex64: "C64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls the types of tensors."""
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
     """Write beside the target, flush to disk, then rename over it: readers see the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = temporary_name(path)
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        _flush_directory(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise ArtifactError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+def temporary_name(path: Path) -> Path:
+    """Where a file stands while it is written; a killed process leaves it there."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def _flush_directory(directory: Path) -> None:
+    """Let a rename outlive a power cut, where directories can be flushed at all."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def read_text(path: Path, what: str) -> str:
@@ -53,12 +83,29 @@ def parse_json(text: str) -> Any:
 
 
 def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """Write tensors with a header of plain data. The same content gives the same bytes."""
+    """Write tensors with a header of plain data. The same content gives the same bytes.
+
+    The format is safetensors', put together here so that large tensors go from memory to the file uncopied, without
+    holding up other threads.
+    """
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    unknown = [f"'{name}' ({tensor.dtype})" for name, tensor in plain.items() if tensor.dtype not in _DTYPES]
+    if unknown:
+        raise ArtifactError(f"{path} cannot be written: {unknown[0]} is of a type that safetensors files do not have.")
     body = json.dumps({"kind": kind, "version": VERSION, **header}, sort_keys=True)
-    # One key: safetensors writes several in no fixed order.
-    metadata = {_HEADER: f"{_checksum(body, plain):08x} {body}"}
-    write_atomically(path, safetensors.torch.save(plain, metadata))
+    entries: dict[str, Any] = {"__metadata__": {_HEADER: f"{_checksum(body, plain):08x} {body}"}}
+    order = sorted(plain, key=lambda name: (-plain[name].element_size(), name))  # keeps every tensor aligned
+    end = 0
+    for name in order:
+        start, end = end, end + plain[name].nbytes
+        entries[name] = {
+            "dtype": _DTYPES[plain[name].dtype],
+            "shape": list(plain[name].shape),
+            "data_offsets": [start, end],
+        }
+    index = json.dumps(entries).encode()
+    index += b" " * (-len(index) % 8)
+    write_atomically(path, len(index).to_bytes(8, "little"), index, *(_content(plain[name]) for name in order))
 
 
 def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -84,6 +131,10 @@ def _checksum(body: str, tensors: Mapping[str, Tensor]) -> int:
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         total = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), total)
-        if tensor.numel():
-            total = zlib.crc32(tensor.flatten().view(torch.uint8).numpy().data, total)
+        total = zlib.crc32(_content(tensor), total)
     return total
+
+
+def _content(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, uncopied."""
+    return tensor.flatten().view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")

@@ -23,17 +23,36 @@ Event = dict[str, Any]
 class RecordWriter:
     """Appends events to a record. Each line is flushed, so that a run can be followed while it goes on."""
 
-    def __init__(self, path: Path, *, keep_before_epoch: int | None = None) -> None:
-        """``keep_before_epoch``: go on with an existing record, dropping what a resumed run will write again."""
-        if keep_before_epoch is not None:
-            kept = [e for e in read_record(path) if e.get("epoch", -1) < keep_before_epoch and e["event"] != "end"]
-            write_atomically(path, "".join(f"{json.dumps(event)}\n" for event in kept).encode())
+    def __init__(self, path: Path) -> None:
         self.path = path
+        self.count = 0
+        """Events in the record."""
+
+    def go_on_behind(self, count: int) -> list[Event]:
+        """Keep the first ``count`` events of an existing record, and return them: what followed is written again."""
+        kept = read_record(self.path)[:count]
+        if len(kept) < count:
+            raise ArtifactError(
+                f"The record {self.path} has {len(kept)} events, fewer than the {count} before its checkpoint;"
+                " put it back as it was, or start over with --overwrite."
+            )
+        write_atomically(self.path, "".join(f"{json.dumps(event)}\n" for event in kept).encode())
+        self.count = count
+        return kept
 
     def __call__(self, event: Event) -> None:
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps(event)}\n")
+        except OSError as error:
+            raise ArtifactError(f"The record {self.path} cannot be written: {error.strerror}.") from error
+        self.count += 1
+
+    def flush(self) -> None:
+        """Have everything so far on the disk."""
+        try:
+            with self.path.open("a") as file:
+                os.fsync(file.fileno())
         except OSError as error:
             raise ArtifactError(f"The record {self.path} cannot be written: {error.strerror}.") from error
 

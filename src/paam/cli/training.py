@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,12 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from paam.cli.app import app, complain
-from paam.errors import ArtifactError, PaamError, RecipeError
+from paam.cli.stopping import Stopping
+from paam.errors import ArtifactError, PaamError, RecipeError, StoppedError
 from paam.recipe import load_recipe, parse_override, shipped_recipes
 from paam.record import Event, read_record
 from paam.report.console import Progressing, summary
 from paam.train.checkpoint import checkpoints
-from paam.train.run import CHECKPOINTS, RECORD_FILE, run
+from paam.train.directory import CHECKPOINTS, RECORD_FILE
+from paam.train.run import run
 
 DEMO_RECIPE = "digits-resnet20-kq"
 
@@ -98,17 +102,40 @@ def _prune(recipe: str, overrides: dict[str, Any], out: Path, *, seed: int, **op
     """Run a recipe in front of the user."""
     console = Console()
     loaded = load_recipe(recipe, overrides)
-    try:
-        with Progressing(console) as progress:
-            events: list[Event] = run(loaded, out, seed=seed, watch=progress.event, on_step=progress.step, **options)
-    except KeyboardInterrupt:
-        if checkpoints(out / CHECKPOINTS):
-            complain(f"stopped; the same options with --resume go on with {out}, from its last checkpoint.")
-        else:
-            complain("stopped before the first checkpoint; there is nothing to resume yet.")
-        raise typer.Exit(130) from None
+    resuming = _resuming(recipe, out, seed)
+
+    def asked() -> None:
+        progress.lines["stop"] = "stopping behind this step; Ctrl-C once more stops at once, without saving"
+
+    def at_once() -> None:
+        progress.live.stop()
+        saved = bool(checkpoints(out / CHECKPOINTS))
+        complain(
+            f"Stopped at once. From the last checkpoint:  {resuming}" if saved else "Stopped; nothing is saved yet."
+        )
+
+    def watch(event: Event) -> None:
+        stopping.training = True
+        progress.event(event)
+
+    with Progressing(console) as progress, Stopping(asked, at_once) as stopping:
+        try:
+            events = run(loaded, out, seed=seed, watch=watch, on_step=progress.step, stop=stopping.asked, **options)
+        except StoppedError as stopped:
+            progress.live.stop()
+            complain(f"{stopped} Go on with:  {resuming}")
+            raise typer.Exit(stopping.exit_code) from None
     console.print(summary(events))
     console.print(f"\nartifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors", highlight=False)
+
+
+def _resuming(recipe: str, out: Path, seed: int) -> str:
+    """The command that goes on with a run."""
+    given = sys.argv[1:]
+    if given[:1] != ["prune"]:
+        given = ["prune", recipe, "--device", "cpu", "--seed", str(seed), "--out", str(out)]
+    given = [word for word in given if word not in ("--resume", "--overwrite")]
+    return shlex.join(["paam", *given, "--resume"])
 
 
 def _holds_demo(out: Path) -> bool:

@@ -58,7 +58,13 @@ class Progressing:
             self._say(start_line(event))
         elif kind == "resumed":
             self.epoch = event["epoch"]
-            self._say(f"resumed after epoch {event['epoch']}")
+            for problem in event["passed_over"]:
+                self._say(f"an older checkpoint is used: {problem}")
+            inside = f" and {event['step']} steps" if event["step"] else ""
+            self._say(f"resumed after epoch {event['epoch']}{inside}")
+        elif kind == "changed":
+            for key, (before, now) in event["changes"].items():
+                self._say(f"from here on {key} = {now} (was {before})")
         elif kind == "scores":
             self.lines["scores"] = f"scores    0 {sparkline(event)} 1"
         elif kind == "selection":

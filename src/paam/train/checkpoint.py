@@ -1,10 +1,14 @@
-"""Checkpoints: tensors and a header in one file per position, the last two kept."""
+"""Checkpoints: tensors and a header in one file per position, the last two kept, written while training goes on."""
 
 from __future__ import annotations
 
+import re
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paam.errors import ArtifactError
@@ -12,41 +16,128 @@ from paam.files import read_tensors, write_tensors
 
 KIND = "checkpoint"
 KEPT = 2
+_NAME = re.compile(r"epoch-([0-9]{6,12})-step-([0-9]{6,12})\.safetensors")
+
+Position = tuple[int, int]
+"""Where a run goes on: epoch, and how many steps of it are done."""
+State = tuple[dict[str, Tensor], dict[str, Any]]
+"""Tensors, and a header of plain data."""
 
 
-def write_checkpoint(directory: Path, epoch: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-    """Save the state before ``epoch``."""
+class CheckpointWriter:
+    """Writes one checkpoint at a time, in a thread that touches no device: training waits for a copy, not for a disk.
+
+    ``before`` is called in that thread ahead of every write. A failure surfaces at the next call. Leaving the context
+    waits for the write under way.
+    """
+
+    def __init__(self, directory: Path, before: Callable[[], None] = lambda: None) -> None:
+        self.directory = directory
+        self._before = before
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.wait()
+
+    def save(self, position: Position, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        """Take a copy of a state and begin to write it."""
+        self.finish()
+        # A daemon: a process that is told to end at once does not wait for a disk.
+        arguments = (position, snapshot(tensors), dict(header))
+        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def check(self) -> None:
+        """Raise if a write has failed; one that is under way is left to itself."""
+        if self._failure is not None:
+            raise ArtifactError(
+                f"{self._failure} Older checkpoints are as they were: see to the cause, then go on with --resume."
+            ) from self._failure
+
+    def finish(self) -> None:
+        """Wait for the write under way, and raise if it failed."""
+        self.wait()
+        self.check()
+
+    def _write(self, position: Position, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        try:
+            self._before()
+            write_checkpoint(self.directory, position, tensors, header)
+        except Exception as error:  # whatever it is: it is raised again where somebody sees it
+            self._failure = error
+
+
+def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in main memory, which training cannot change; from a GPU in one transfer per type, not per tensor."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+    for name, tensor in tensors.items():
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(name)
+    copies: dict[str, Tensor] = {}
+    for names in kinds.values():
+        together = torch.cat([tensors[name].detach().reshape(-1) for name in names]).cpu()
+        parts = torch.split(together, [tensors[name].numel() for name in names])
+        copies |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
+    return copies
+
+
+def write_checkpoint(directory: Path, position: Position, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    """Save the state at a position, then let go of all but the newest."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArtifactError(f"The directory {directory} cannot be made: {error.strerror}.") from error
-    write_tensors(directory / f"epoch-{epoch:06d}.safetensors", KIND, tensors, {"epoch": epoch, **header})
+    epoch, step = position
+    path = directory / f"epoch-{epoch:06d}-step-{step:06d}.safetensors"
+    write_tensors(path, KIND, tensors, {"epoch": epoch, "step": step, **header})
     for old in checkpoints(directory)[KEPT:]:
         old.unlink(missing_ok=True)
 
 
-def read_newest_checkpoint(directory: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Tensors and header of the newest whole checkpoint; None when there is none at all."""
-    problems = []
+def read_newest_checkpoint(directory: Path) -> tuple[State | None, list[str]]:
+    """The newest whole checkpoint (None when there is none at all), and why newer ones were passed over.
+
+    Those are renamed, so that they never count among the last two.
+    """
+    problems: dict[Path, str] = {}
     for path in checkpoints(directory):
         try:
             tensors, header = read_tensors(path, KIND)
         except ArtifactError as error:
-            problems.append(str(error))
+            problems[path] = str(error)
             continue
-        if header.get("epoch") == _epoch(path):
-            return tensors, header
-        problems.append(f"{path} does not belong to its name")
+        if (header.get("epoch"), header.get("step")) == _position(path):
+            _put_aside(list(problems))
+            return (tensors, header), list(problems.values())
+        problems[path] = f"{path} does not belong to its name."
     if problems:
-        raise ArtifactError(f"No checkpoint can be used. {' '.join(problems)} Start over with --overwrite.")
-    return None
+        told = " ".join(problems.values())
+        raise ArtifactError(f"No checkpoint can be used. {told} Start over with --overwrite.")
+    return None, []
 
 
 def checkpoints(directory: Path) -> list[Path]:
     """The checkpoint files of a directory, newest first."""
-    return sorted((p for p in directory.glob("epoch-*.safetensors") if _epoch(p) >= 0), key=_epoch, reverse=True)
+    return sorted((p for p in directory.glob("epoch-*") if _NAME.fullmatch(p.name)), key=_position, reverse=True)
 
 
-def _epoch(path: Path) -> int:
-    digits = path.name.removeprefix("epoch-").removesuffix(".safetensors")
-    return int(digits) if digits.isascii() and digits.isdigit() else -1
+def _position(path: Path) -> Position:
+    found = _NAME.fullmatch(path.name)
+    assert found is not None
+    return int(found[1]), int(found[2])
+
+
+def _put_aside(paths: list[Path]) -> None:
+    try:
+        for path in paths:
+            path.rename(path.with_name(f"{path.name}.unreadable"))
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be renamed: {error.strerror}.") from error

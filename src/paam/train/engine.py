@@ -1,7 +1,7 @@
 """The phases of a schedule, epoch by epoch: warm-up, [score, weight] cycles, fine-tune, dense control.
 
 The engine knows nothing of graphs, files or terminals: it drives a Pruner, says what happened through ``emit``, and can
-hand out and take back its whole state at any epoch boundary.
+hand out and take back its whole state at any epoch boundary, and behind any step where it was asked to stop.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -27,12 +28,15 @@ from paam.select import Selection
 from paam.train.batches import epoch_seed
 from paam.train.capture import CapturedStep, Step
 from paam.train.optimizers import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
+from paam.train.pause import Pause, copies, differing, random_state
 
 Emit = Callable[[dict[str, Any]], None]
 Evaluate = Callable[[nn.Module], float]
 """Accuracy of a network in percent."""
 LOSS_CHECK_EVERY = 50
 """Steps between looks at the losses: often enough to stop early, rarely enough not to stall a GPU."""
+NO_SCORE = 1e-3
+"""A filter scored below this hardly passes anything on: where all are, scores tell filters apart no more."""
 
 
 class Batches(Protocol):
@@ -59,26 +63,42 @@ class Engine:
         self.optimizers: dict[str, Optimizer] = {}
         self.steps: dict[str, Step] = {}
         self.on_step: Callable[[int, int], None] = lambda step, steps: None
+        self.stop: Callable[[], bool] = lambda: False
+        """Asked behind every step; once it says yes it must go on doing so."""
+        self.pause: Pause | None = None
+        """Set when a stop left an epoch unfinished."""
         if recipe.schedule.warmup == 0:
             self._remember_dense()
 
-    def run_epoch(self, epoch: int, evaluate: Evaluate | None) -> None:
-        """Train one epoch and emit its event, with the accuracy in percent that ``evaluate`` finds."""
+    def run_epoch(self, epoch: int, evaluate: Evaluate | None) -> bool:
+        """Train one epoch and emit its event, with the accuracy in percent that ``evaluate`` finds.
+
+        False: stopped inside of it. :attr:`pause` says where, :meth:`state` is the state there, and the next call goes
+        on.
+        """
         phase = phase_at(self.recipe.schedule, epoch)
         start = time.perf_counter()
-        torch.manual_seed(epoch_seed(self.seed, epoch))
-        if phase.first:
-            self._enter(phase, epoch, evaluate)
+        pause, self.pause = self.pause, None
+        if pause is None:
+            torch.manual_seed(epoch_seed(self.seed, epoch))
+            if phase.first:
+                self._enter(phase, epoch, evaluate)
+        else:
+            start -= pause.seconds
         model = self.model_of(phase)
         optimizer = self._optimizer(phase)
+        losses = [] if pause is None else list(pause.losses)
         with self._mode(phase):
             model.train()
-            loss = self._train(model, optimizer, phase, epoch)
-        if not torch.stack([p.isfinite().all() for p in model.parameters()]).all():
-            raise DivergedError(
-                f"A weight is not finite at the end of epoch {epoch + 1} ({phase.name} phase)."
-                f" Lower {_section(phase)}.lr."
-            )
+            if pause is not None:
+                pause.take_up(model)
+            finished = self._train(model, optimizer, phase, epoch, losses)
+            inside = {} if finished else copies(model)
+        self._check_values(model, phase, epoch)
+        if not finished:
+            spent = time.perf_counter() - start
+            self.pause = Pause(losses, random_state(model), differing(inside, model), spent)
+            return False
         accuracy = None if evaluate is None else evaluate(model)
         last = phase.index == phase.length - 1
         if phase.name == "score" and last:
@@ -91,7 +111,7 @@ class Engine:
                 "epoch": epoch,
                 "phase": phase.name,
                 "cycle": phase.cycle,
-                "loss": loss,
+                "loss": float(torch.stack(losses).mean()),
                 "lr": float(optimizer.param_groups[0]["lr"]),
                 "accuracy": accuracy,
                 "kept_params": 1.0 if chosen is None else chosen.kept_params,
@@ -101,6 +121,7 @@ class Engine:
         )
         if phase.name == "warmup" and last:
             self._remember_dense()
+        return True
 
     def model_of(self, phase: Phase) -> nn.Module:
         if phase.name == "finetune":
@@ -160,22 +181,24 @@ class Engine:
         assert lr is not None
         return lr
 
-    def _train(self, model: nn.Module, optimizer: Optimizer, phase: Phase, epoch: int) -> float:
-        """One pass over the training set; the mean loss."""
+    def _train(self, model: nn.Module, optimizer: Optimizer, phase: Phase, epoch: int, losses: list[Tensor]) -> bool:
+        """Go on behind the steps whose losses are given, and add to them; False when stopped before the last."""
         settings, initial = self._settings(phase), self._initial_rate(phase)
         if phase.name not in self.steps:
             self.steps[phase.name] = self._make_step(model, optimizer, phase)
         take_step = self.steps[phase.name]
-        losses: list[Tensor] = []
-        for step, (images, labels) in enumerate(self.batches.epoch(epoch)):
-            done = step / self.batches.steps
+        stopped = False
+        for images, labels in islice(self.batches.epoch(epoch), len(losses), None):
+            done = len(losses) / self.batches.steps
             set_learning_rate(optimizer, learning_rate(initial, settings.decay, settings.ramp, phase, done))
             losses.append(take_step(images, labels))
             if len(losses) % LOSS_CHECK_EVERY == 0:
                 self._check(losses, phase, epoch)
-            self.on_step(step + 1, self.batches.steps)
+            self.on_step(len(losses), self.batches.steps)
+            if stopped := self.stop():
+                break
         self._check(losses, phase, epoch)
-        return float(torch.stack(losses).mean())
+        return not stopped
 
     def _make_step(self, model: nn.Module, optimizer: Optimizer, phase: Phase) -> Step:
         """One step of a phase; on a GPU compiled and captured as the recipe says, and in bfloat16."""
@@ -205,6 +228,17 @@ class Engine:
                 f" Lower {_section(phase)}.lr, or look for broken values in the data."
             )
 
+    def _check_values(self, model: nn.Module, phase: Phase, epoch: int) -> None:
+        """Nobody can go on from a value that is not finite, or from scores under which no filter matters."""
+        where = f"epoch {epoch + 1} ({phase.name} phase)"
+        if not torch.stack([value.isfinite().all() for value in model.state_dict().values()]).all():
+            raise DivergedError(f"A weight is not finite in {where}. Lower {_section(phase)}.lr.")
+        if phase.name == "score" and max(float(scores.max()) for scores in self.pruner.scores().values()) < NO_SCORE:
+            raise DivergedError(
+                f"Every score has fallen below {NO_SCORE} in {where}: they no longer tell filters apart."
+                " Lower prune.penalty or score.lr."
+            )
+
     def _remember_dense(self) -> None:
         model = self.pruner.network.traced.model
         self.dense_state = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -214,10 +248,10 @@ class Engine:
         model.load_state_dict(self.dense_state)
         return model
 
-    # --- the whole state at an epoch boundary ----------------------------------------------------------------------
+    # --- the whole state, at an epoch boundary or where a stop left an epoch ---------------------------------------
 
-    def state(self, next_epoch: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and plain data that :meth:`restore` needs to go on with ``next_epoch``."""
+    def state(self, epoch: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and plain data that :meth:`restore` needs to go on with ``epoch``, or in it after a stop."""
         parts: dict[str, dict[str, Tensor]] = {"dense": self.dense_state}
         if self.small is None:
             parts["gated"] = self.pruner.model.state_dict()
@@ -225,17 +259,22 @@ class Engine:
             parts["small"] = self.small.state_dict()
         if self.control is not None:
             parts["control"] = self.control.state_dict()
-        current = phase_at(self.recipe.schedule, next_epoch - 1)
+        current = phase_at(self.recipe.schedule, epoch - (self.pause is None))
         alternating = current.name in ("warmup", "score", "weight")
         for name, optimizer in self.optimizers.items():
             if name == current.name or (alternating and name in ("score", "weight")):
                 parts[f"optimizer/{name}"] = optimizer_tensors(optimizer)
-        tensors = {f"{part}/{key}": value for part, values in parts.items() for key, value in values.items()}
         chosen = self.pruner.selection
-        header = {"selection": None if chosen is None else {**asdict(chosen), "plan": chosen.plan.to_json()}}
+        header: dict[str, Any] = {
+            "selection": None if chosen is None else {**asdict(chosen), "plan": chosen.plan.to_json()}
+        }
+        if self.pause is not None:
+            parts["pause"] = self.pause.tensors()
+            header["seconds"] = self.pause.seconds
+        tensors = {f"{part}/{key}": value for part, values in parts.items() for key, value in values.items()}
         return tensors, header
 
-    def restore(self, next_epoch: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    def restore(self, epoch: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         """Take up a state that :meth:`state` handed out, in a fresh process."""
         if header["selection"] is not None:
             stored = header["selection"]
@@ -249,7 +288,11 @@ class Engine:
         if control := _part(tensors, "control"):
             self.control = self.dense_model()
             self.control.load_state_dict(control)
-        passed = {phase.name: phase for phase in (phase_at(self.recipe.schedule, e) for e in range(next_epoch))}
+        if inside := _part(tensors, "pause"):
+            device = next(self.pruner.model.parameters()).device
+            self.pause = Pause.from_tensors(inside, header["seconds"], device)
+        begun = epoch + (self.pause is not None)
+        passed = {phase.name: phase for phase in (phase_at(self.recipe.schedule, e) for e in range(begun))}
         for phase in passed.values():
             if state := _part(tensors, f"optimizer/{phase.name}"):
                 load_optimizer_tensors(self._optimizer(phase), state)

@@ -14,7 +14,7 @@ from paam.models import build_model
 from paam.plan import Plan
 from paam.recipe import Recipe, load_recipe
 from paam.record import Event, of_kind, read_record
-from paam.train.run import RECIPE_FILE, RECORD_FILE
+from paam.train.directory import RECIPE_FILE, RECORD_FILE
 
 
 @dataclass(frozen=True, eq=False)

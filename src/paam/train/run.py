@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,28 +12,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paam.artifacts import PLAN_FILE, WEIGHTS_FILE, save
+from paam.artifacts import save
 from paam.cost import count
 from paam.data import Dataset, load_data
-from paam.errors import ArtifactError, DataError, DeviceError, DivergedError, RecipeError
-from paam.files import write_atomically
+from paam.errors import ArtifactError, DataError, DeviceError, DivergedError, RecipeError, StoppedError, one_line
 from paam.graph.modes import evaluating
 from paam.models import build_model
 from paam.pruner import Pruner
-from paam.recipe import Recipe, recipe_to_toml
+from paam.recipe import Recipe
 from paam.record import VERSION, Event, RecordWriter, environment, of_kind, read_record
 from paam.schedule import phase_at
 from paam.select import select
 from paam.speed import measure_latency
 from paam.train.batches import EvaluationBatches, Normalization, TrainingBatches
-from paam.train.checkpoint import checkpoints, read_newest_checkpoint, write_checkpoint
+from paam.train.checkpoint import CheckpointWriter, State, checkpoints, read_newest_checkpoint
+from paam.train.directory import (
+    CHECKPOINTS,
+    RECORD_FILE,
+    RunLock,
+    begun,
+    check_directory,
+    clear,
+    find_changes,
+    portable,
+    tidy,
+    write_recipe,
+)
 from paam.train.engine import Engine
 from paam.version import __version__
 
-RECIPE_FILE = "recipe.toml"
-RECORD_FILE = "record.jsonl"
-CHECKPOINTS = "checkpoints"
-OWN_FILES = {RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE, CHECKPOINTS}
 LATENCY_BATCH = 128
 
 OnStep = Callable[[int, int], None]
@@ -50,38 +56,51 @@ def run(
     overwrite: bool = False,
     watch: Callable[[Event], None] = lambda event: None,
     on_step: OnStep = lambda step, steps: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[Event]:
-    """Run a recipe and return its record. Nothing is written before data, model and target have been checked."""
+    """Run a recipe and return its record. Nothing is written before data, model and target have been checked.
+
+    ``stop`` is asked behind every step: once it says yes, and stays with that, the state is saved and StoppedError
+    raised. Signals are the caller's business; none is caught here.
+    """
     device = find_device(device)
     if not 0 <= seed < 1 << 31:
         raise RecipeError(f"The seed must be from 0 to {(1 << 31) - 1}; {seed} was given.")
-    finished = _check_directory(out, recipe, seed, resume=resume, overwrite=overwrite)
-    if finished:
-        return finished
-    with _threads(recipe.train.threads):
-        return _run(recipe, out, seed=seed, device=device, resume=resume, watch=watch, on_step=on_step)
+    check_directory(out, resume=resume, overwrite=overwrite)
+    if resume and (events := begun(out)):
+        find_changes(out, events, recipe, seed)
+        if of_kind(events, "end"):
+            return events
+    with RunLock(out) as lock, _threads(recipe.train.threads):
+        if (resume or overwrite) and out.is_dir():
+            lock.take()
+        data = _load_data(recipe, seed)
+        pruner = _build_pruner(recipe, data, seed, device)
+        select(pruner.network, pruner.scores(), recipe.target)  # an impossible target must not cost a warm-up
+        lock.take()
+        check_directory(out, resume=resume, overwrite=overwrite)  # another process may have come and gone
+        return _run(recipe, out, data, pruner, seed, device, resume=resume, watch=watch, on_step=on_step, stop=stop)
 
 
 def _run(
-    recipe: Recipe, out: Path, *, seed: int, device: str, resume: bool, watch: Callable[[Event], None], on_step: OnStep
+    recipe: Recipe,
+    out: Path,
+    data: Dataset,
+    pruner: Pruner,
+    seed: int,
+    device: str,
+    *,
+    resume: bool,
+    watch: Callable[[Event], None],
+    on_step: OnStep,
+    stop: Callable[[], bool],
 ) -> list[Event]:
-    data = _load_data(recipe, seed)
-    pruner = _build_pruner(recipe, data, seed, device)
-    select(pruner.network, pruner.scores(), recipe.target)  # an impossible target must not cost a warm-up
-    saved = read_newest_checkpoint(out / CHECKPOINTS) if resume else None
-    first = 0 if saved is None else int(saved[1]["epoch"])
-
-    writer = _prepare_directory(out, recipe, first if saved else None)
+    writer = RecordWriter(out / RECORD_FILE)
 
     def emit(event: Event) -> None:
         writer(event)
         watch(event)
 
-    if saved is None:
-        emit(_start_event(recipe, seed, device, pruner, data))
-    else:
-        watch(of_kind(read_record(out / RECORD_FILE), "start")[0])
-        watch({"event": "resumed", "epoch": first})
     normalize = Normalization(data.mean, data.std)
     settings = recipe.data
     batches = TrainingBatches(
@@ -95,22 +114,73 @@ def _run(
     )
     monitor = EvaluationBatches(data.holdout or data.test, normalize, device=device)
     engine = Engine(pruner, recipe, batches, seed=seed, emit=emit)
-    engine.on_step = on_step
-    if saved is not None:
-        engine.restore(first, *saved)
-    for epoch in range(first, recipe.schedule.total):
-        try:
-            engine.run_epoch(epoch, lambda model: accuracy(model, monitor))
-        except DivergedError as error:
-            kept = f" The last good state is in {out / CHECKPOINTS}." if checkpoints(out / CHECKPOINTS) else ""
-            raise DivergedError(f"{error}{kept}") from error
-        following = epoch + 1
-        ends_phase = following == recipe.schedule.total or phase_at(recipe.schedule, following).first
-        if ends_phase or following % recipe.train.checkpoint_every == 0:
-            write_checkpoint(out / CHECKPOINTS, following, *engine.state(following))
+    engine.on_step, engine.stop = on_step, stop
+    saved, passed_over = read_newest_checkpoint(out / CHECKPOINTS) if resume else (None, [])
+    if saved is None:
+        clear(out, recipe)
+        emit(_start_event(recipe, seed, device, pruner, data))
+        first = 0
+    else:
+        first, step, events = _restore(engine, saved, out)
+        tidy(out)
+        kept = writer.go_on_behind(events)
+        watch(of_kind(kept, "start")[0])
+        watch({"event": "resumed", "epoch": first, "step": step, "passed_over": passed_over})
+        if changes := find_changes(out, kept, recipe, seed):
+            write_recipe(out, recipe)
+            emit({"event": "changed", "epoch": first, "step": step, "changes": changes})
+    with CheckpointWriter(out / CHECKPOINTS, before=writer.flush) as saver:
+        for epoch in range(first, recipe.schedule.total):
+            try:
+                finished = engine.run_epoch(epoch, lambda model: accuracy(model, monitor))
+            except DivergedError as error:
+                saver.wait()
+                raise DivergedError(f"{error}{_last_good(out)}") from error
+            position = (epoch + 1, 0) if engine.pause is None else (epoch, len(engine.pause.losses))
+            stopping = not finished or stop()
+            if stopping or _is_due(recipe, epoch + 1):
+                tensors, header = engine.state(position[0])
+                saver.save(position, tensors, {"events": writer.count, **header})
+            saver.check()
+            if stopping:
+                saver.finish()
+                where = "" if finished else f", step {position[1]} of {batches.steps},"
+                raise StoppedError(
+                    f"Stopped in epoch {epoch + 1}{where} of {recipe.schedule.total}; all of it is saved."
+                )
+        saver.finish()
     test = EvaluationBatches(data.test, normalize, device=device)
     _finish(engine, test, _example(data, device, LATENCY_BATCH), out, emit)
     return read_record(out / RECORD_FILE)
+
+
+def _is_due(recipe: Recipe, following: int) -> bool:
+    """Whether a checkpoint stands before the ``following`` epoch."""
+    ends_phase = following == recipe.schedule.total or phase_at(recipe.schedule, following).first
+    return ends_phase or following % recipe.train.checkpoint_every == 0
+
+
+def _restore(engine: Engine, saved: State, out: Path) -> tuple[int, int, int]:
+    """Epoch and step to go on with, and how many events of the record come before them."""
+    tensors, header = saved
+    try:
+        epoch, step, events = (int(header[key]) for key in ("epoch", "step", "events"))
+        engine.restore(epoch, tensors, header)
+    except Exception as error:  # a whole file of another network or version fails in as many ways as there are
+        raise ArtifactError(
+            f"The newest checkpoint in {out / CHECKPOINTS} does not fit this run ({one_line(error)});"
+            " put the run's own back, or start over with --overwrite."
+        ) from error
+    return epoch, step, events
+
+
+def _last_good(out: Path) -> str:
+    if not checkpoints(out / CHECKPOINTS):
+        return ""
+    return (
+        f" The last good state is in {out / CHECKPOINTS}: the same command with the change (--set) and --resume goes on"
+        " from it."
+    )
 
 
 @contextmanager
@@ -147,51 +217,6 @@ def find_device(name: str) -> str:
     return name
 
 
-def _check_directory(out: Path, recipe: Recipe, seed: int, *, resume: bool, overwrite: bool) -> list[Event] | None:
-    """The record of a run that is finished and only to be shown again; None when there is work to do."""
-    if resume and overwrite:
-        raise ArtifactError("--resume and --overwrite contradict each other; give one of them.")
-    try:
-        if out.exists() and not out.is_dir():
-            raise ArtifactError(f"{out} is a file; give a directory with --out.")
-        occupied = out.is_dir() and any(out.iterdir())
-    except OSError as error:
-        raise ArtifactError(f"{out} cannot be a run directory: {error.strerror}; choose another --out.") from error
-    if occupied and not (resume or overwrite):
-        raise ArtifactError(
-            f"The directory {out} is not empty; go on with --resume, start over with --overwrite,"
-            " or choose another --out."
-        )
-    if occupied and not {path.name for path in out.iterdir()} <= OWN_FILES and not (out / RECORD_FILE).is_file():
-        raise ArtifactError(f"The directory {out} holds something else than a run; choose another --out.")
-    if not resume:
-        return None
-    if not (out / RECORD_FILE).is_file():
-        raise ArtifactError(f"There is no run in {out} to resume; start it without --resume.")
-    events = read_record(out / RECORD_FILE)
-    start = of_kind(events, "start")
-    if not start or start[0]["seed"] != seed or start[0]["recipe"] != _portable(recipe):
-        raise ArtifactError(
-            f"The run in {out} was started with another recipe or seed; repeat its command and add --resume"
-            " (its record.jsonl begins with both)."
-        )
-    return events if of_kind(events, "end") else None
-
-
-def _prepare_directory(out: Path, recipe: Recipe, resume_at: int | None) -> RecordWriter:
-    if resume_at is not None:
-        return RecordWriter(out / RECORD_FILE, keep_before_epoch=resume_at)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        old = [out / name for name in (RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE)]
-        for path in (*old, *checkpoints(out / CHECKPOINTS)):
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        raise ArtifactError(f"The run directory {out} cannot be made: {error.strerror}.") from error
-    write_atomically(out / RECIPE_FILE, recipe_to_toml(recipe).encode())
-    return RecordWriter(out / RECORD_FILE)
-
-
 def _load_data(recipe: Recipe, seed: int) -> Dataset:
     settings = recipe.data
     return load_data(
@@ -221,13 +246,6 @@ def _build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str) -> Prun
     return pruner
 
 
-def _portable(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain data, without where the data lies: a run may go on where they lie elsewhere."""
-    tree: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
-    del tree["data"]["directory"]
-    return tree
-
-
 def _example(data: Dataset, device: str, batch: int) -> Tensor:
     return torch.zeros(batch, *data.train.images.shape[1:], device=device)
 
@@ -243,7 +261,7 @@ def _start_event(recipe: Recipe, seed: int, device: str, pruner: Pruner, data: D
         "device": device,
         "seed": seed,
         "command": " ".join(["paam", *sys.argv[1:]]),
-        "recipe": _portable(recipe),
+        "recipe": portable(recipe),
         "epochs": recipe.schedule.total,
         "samples": sizes,
         "classes": data.classes,

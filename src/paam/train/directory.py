@@ -1,0 +1,179 @@
+"""The run directory: whose it is, who works in it, and with which changes to its recipe a run may go on."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from paam.artifacts import PLAN_FILE, WEIGHTS_FILE
+from paam.errors import ArtifactError
+from paam.files import temporary_name, write_atomically
+from paam.recipe import OptimizerSettings, Recipe, recipe_to_toml
+from paam.record import Event, of_kind, read_record
+from paam.train.checkpoint import checkpoints
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: runs are not kept apart there
+    fcntl = None  # type: ignore[assignment]
+
+RECIPE_FILE = "recipe.toml"
+RECORD_FILE = "record.jsonl"
+CHECKPOINTS = "checkpoints"
+LOCK_FILE = "lock"
+OWN_FILES = {RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE, CHECKPOINTS, LOCK_FILE}
+
+Changes = dict[str, list[Any]]
+"""Key of the recipe -> [before, now]."""
+
+
+class RunLock:
+    """One process at a time in a run directory. The system frees the lock when its process ends, however it ends."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def take(self) -> None:
+        """Make the directory, if need be, and claim it; again is harmless."""
+        if self._descriptor is not None:
+            return
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self.out / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise ArtifactError(f"The run directory {self.out} cannot be written: {error.strerror}.") from error
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(self._descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(self._descriptor)
+            self._descriptor = None
+            raise ArtifactError(
+                f"Another process (number {holder}) is at work on the run in {self.out}; wait for it or stop it."
+            ) from error
+        except OSError:
+            return  # a file system without locks
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+
+
+def check_directory(out: Path, *, resume: bool, overwrite: bool) -> None:
+    """Refuse a directory that a run may not begin, go on or start over in."""
+    if resume and overwrite:
+        raise ArtifactError("--resume and --overwrite contradict each other; give one of them.")
+    try:
+        if out.exists() and not out.is_dir():
+            raise ArtifactError(f"{out} is a file; give a directory with --out.")
+        names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    except OSError as error:
+        raise ArtifactError(f"{out} cannot be a run directory: {error.strerror}; choose another --out.") from error
+    locked = LOCK_FILE in names  # a run that was killed before it wrote anything else
+    names -= {LOCK_FILE, *(path.name for path in _half_written(out))}
+    if names and not (resume or overwrite):
+        raise ArtifactError(
+            f"The directory {out} is not empty; go on with --resume, start over with --overwrite,"
+            " or choose another --out."
+        )
+    if resume and not locked and RECORD_FILE not in names:
+        raise ArtifactError(f"There is no run in {out} to resume; start it without --resume.")
+    if not names <= OWN_FILES and not (out / RECORD_FILE).is_file():
+        raise ArtifactError(f"The directory {out} holds something else than a run; choose another --out.")
+
+
+def begun(out: Path) -> list[Event]:
+    """The record of a run that has started here; empty when there is none, or it was killed before its first event."""
+    return read_record(out / RECORD_FILE) if (out / RECORD_FILE).is_file() else []
+
+
+def clear(out: Path, recipe: Recipe) -> None:
+    """An empty run directory but for the recipe; what is not paam's stays."""
+    try:
+        old = [out / name for name in (RECORD_FILE, RECIPE_FILE, PLAN_FILE, WEIGHTS_FILE)]
+        for path in (*old, *checkpoints(out / CHECKPOINTS)):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ArtifactError(f"The run directory {out} cannot be made: {error.strerror}.") from error
+    tidy(out)
+    write_recipe(out, recipe)
+
+
+def tidy(out: Path) -> None:
+    """Remove what a killed process left half written; only the holder of the lock may."""
+    try:
+        for path in (*_half_written(out), *(out / CHECKPOINTS).glob(temporary_name(Path("epoch-*")).name)):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ArtifactError(f"The run directory {out} cannot be written: {error.strerror}.") from error
+
+
+def _half_written(out: Path) -> list[Path]:
+    return [temporary_name(out / name) for name in sorted(OWN_FILES)]
+
+
+def write_recipe(out: Path, recipe: Recipe) -> None:
+    write_atomically(out / RECIPE_FILE, recipe_to_toml(recipe).encode())
+
+
+def portable(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain data, without where the data lies: a run may go on where they lie elsewhere."""
+    tree: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
+    del tree["data"]["directory"]
+    return tree
+
+
+def find_changes(out: Path, events: list[Event], recipe: Recipe, seed: int) -> Changes:
+    """How a recipe differs from the one that the run in ``out`` has followed so far; what may not change is refused."""
+    try:
+        start = of_kind(events, "start")[0]
+        followed = _flat(start["recipe"]) | {
+            key: now for event in of_kind(events, "changed") for key, (_, now) in event["changes"].items()
+        }
+        began_with = start["seed"]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ArtifactError(
+            f"The record {out / RECORD_FILE} is damaged: it lacks its start, recipe or seed."
+        ) from error
+    given = _flat(portable(recipe))
+    keys = [*given, *(key for key in followed if key not in given)]
+    changes = {key: [followed.get(key), given.get(key)] for key in keys if followed.get(key) != given.get(key)}
+    refused = [f"{key} = {before!r}" for key, (before, _) in changes.items() if not may_change(key)]
+    if began_with != seed:
+        refused.insert(0, f"seed = {began_with!r}")
+    if refused:
+        raise ArtifactError(
+            f"The run in {out} was started with another recipe or seed ({', '.join(refused)}); repeat its command and"
+            " add --resume. Only the optimisers' settings, prune.penalty and [train] may change on the way."
+        )
+    if changes and of_kind(events, "end"):
+        raise ArtifactError(f"The run in {out} is finished; {', '.join(changes)} cannot change any more.")
+    return changes
+
+
+def may_change(key: str) -> bool:
+    """Whether a key of the recipe may change on the way: how the network is trained, not what it is or becomes."""
+    section, _, name = key.partition(".")
+    if isinstance(getattr(Recipe(), section, None), OptimizerSettings):
+        return name != "optimizer"  # the state of one is of no use to another
+    return section in ("description", "train") or key == "prune.penalty"
+
+
+def _flat(tree: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for section, values in tree.items():
+        flat |= {f"{section}.{key}": v for key, v in values.items()} if isinstance(values, dict) else {section: values}
+    return flat
