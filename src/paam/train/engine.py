@@ -112,7 +112,7 @@ class Engine:
                 "phase": phase.name,
                 "cycle": phase.cycle,
                 "loss": float(torch.stack(losses).mean()),
-                "lr": float(optimizer.param_groups[0]["lr"]),
+                "lr": self._rate(phase, len(losses) - 1),
                 "accuracy": accuracy,
                 "kept_params": 1.0 if chosen is None else chosen.kept_params,
                 "kept_macs": 1.0 if chosen is None else chosen.kept_macs,
@@ -181,16 +181,20 @@ class Engine:
         assert lr is not None
         return lr
 
+    def _rate(self, phase: Phase, step: int) -> float:
+        """The learning rate of a step of the current epoch, counted from 0."""
+        settings = self._settings(phase)
+        done = step / self.batches.steps
+        return learning_rate(self._initial_rate(phase), settings.decay, settings.ramp, phase, done)
+
     def _train(self, model: nn.Module, optimizer: Optimizer, phase: Phase, epoch: int, losses: list[Tensor]) -> bool:
         """Go on behind the steps whose losses are given, and add to them; False when stopped before the last."""
-        settings, initial = self._settings(phase), self._initial_rate(phase)
         if phase.name not in self.steps:
             self.steps[phase.name] = self._make_step(model, optimizer, phase)
         take_step = self.steps[phase.name]
         stopped = False
         for images, labels in islice(self.batches.epoch(epoch), len(losses), None):
-            done = len(losses) / self.batches.steps
-            set_learning_rate(optimizer, learning_rate(initial, settings.decay, settings.ramp, phase, done))
+            set_learning_rate(optimizer, self._rate(phase, len(losses)))
             losses.append(take_step(images, labels))
             if len(losses) % LOSS_CHECK_EVERY == 0:
                 self._check(losses, phase, epoch)
