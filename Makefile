@@ -2,6 +2,8 @@
 # make test   the test suite
 # make check  lint and types
 # make test-slow   tests that need the public checkpoints and CIFAR-10 beside this repository
+# make test-crash  runs killed again and again, in every phase, resumed and compared to the bit
+# make fuzz        thousands of damaged recipes, plans, records, checkpoints, data files and images
 # make test-zoo    every CNN of torchvision and 30 families of timm, and exports; installs those packages
 # make coverage    examine the zoos anew and rewrite docs/coverage.md
 
@@ -11,16 +13,22 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 EXTRAS := $(VENV)/extras
 
-.PHONY: demo test test-slow test-zoo coverage check format clean
+.PHONY: demo test test-slow test-crash fuzz test-zoo coverage check format clean
 
 demo: $(READY)
 	$(BIN)/paam demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not zoo"
+	$(BIN)/python -m pytest -m "not slow and not crash and not zoo"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+test-crash: $(READY)
+	$(BIN)/python -m pytest -m crash tests/test_killed.py
+
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz.py
 
 test-zoo: $(EXTRAS)
 	$(BIN)/python -m pytest -m zoo tests/test_zoo.py
