@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from paam.cli.app import app, complain
 from paam.cli.stopping import Stopping
-from paam.errors import ArtifactError, PaamError, RecipeError, StoppedError
+from paam.errors import ArtifactError, PaamError, RecipeError, StoppedError, one_line
 from paam.recipe import load_recipe, parse_override, shipped_recipes
 from paam.record import Event, read_record
 from paam.report.console import Progressing, summary
@@ -125,8 +125,16 @@ def _prune(recipe: str, overrides: dict[str, Any], out: Path, *, seed: int, **op
             progress.live.stop()
             complain(f"{stopped} Go on with:  {resuming}")
             raise typer.Exit(stopping.exit_code) from None
-    console.print(summary(events))
+    console.print(shown(out, events))
     console.print(f"\nartifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors", highlight=False)
+
+
+def shown(out: Path, events: list[Event]) -> RenderableType:
+    """The summary of a finished run; a record that was tampered with is refused."""
+    try:
+        return summary(events)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise ArtifactError(f"The record {out / RECORD_FILE} is damaged: {one_line(error)}.") from error
 
 
 def _resuming(recipe: str, out: Path, seed: int) -> str:

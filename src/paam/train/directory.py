@@ -97,7 +97,17 @@ def check_directory(out: Path, *, resume: bool, overwrite: bool) -> None:
 
 def begun(out: Path) -> list[Event]:
     """The record of a run that has started here; empty when there is none, or it was killed before its first event."""
-    return read_record(out / RECORD_FILE) if (out / RECORD_FILE).is_file() else []
+    events = read_record(out / RECORD_FILE) if (out / RECORD_FILE).is_file() else []
+    if events and not _is_start(events[0]):
+        raise ArtifactError(f"The record {out / RECORD_FILE} is damaged: it does not begin with the start of a run.")
+    return events
+
+
+def _is_start(event: Event) -> bool:
+    """Whether an event says what a run must know to go on, and a view to show it."""
+    needed = {"recipe": dict, "seed": int, "epochs": int, "hardware": str, "dense": dict, "groups": dict}
+    whole = event["event"] == "start" and all(type(event.get(key)) is kind for key, kind in needed.items())
+    return whole and all(type(event["dense"].get(key)) is int for key in ("params", "macs"))
 
 
 def clear(out: Path, recipe: Recipe) -> None:

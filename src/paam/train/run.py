@@ -121,7 +121,7 @@ def _run(
         emit(_start_event(recipe, seed, device, pruner, data))
         first = 0
     else:
-        first, step, events = _restore(engine, saved, out)
+        first, step, events = restore(engine, saved, out)
         tidy(out)
         kept = writer.go_on_behind(events)
         watch(of_kind(kept, "start")[0])
@@ -160,7 +160,7 @@ def _is_due(recipe: Recipe, following: int) -> bool:
     return ends_phase or following % recipe.train.checkpoint_every == 0
 
 
-def _restore(engine: Engine, saved: State, out: Path) -> tuple[int, int, int]:
+def restore(engine: Engine, saved: State, out: Path) -> tuple[int, int, int]:
     """Epoch and step to go on with, and how many events of the record come before them."""
     tensors, header = saved
     try:
