@@ -77,13 +77,18 @@ class CheckpointWriter:
 
 
 def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in main memory, which training cannot change; from a GPU in one transfer per type, not per tensor."""
+    """Copies in main memory, which training cannot change; from a GPU in one transfer per type, not per tensor.
+
+    Pinned memory makes that transfer fast; torch keeps it for the next one.
+    """
     kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
     for name, tensor in tensors.items():
         kinds.setdefault((tensor.device, tensor.dtype), []).append(name)
     copies: dict[str, Tensor] = {}
     for names in kinds.values():
-        together = torch.cat([tensors[name].detach().reshape(-1) for name in names]).cpu()
+        together = torch.cat([tensors[name].detach().reshape(-1) for name in names])
+        if together.is_cuda:
+            together = torch.empty(len(together), dtype=together.dtype, pin_memory=True).copy_(together)
         parts = torch.split(together, [tensors[name].numel() for name in names])
         copies |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
     return copies

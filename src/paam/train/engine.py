@@ -237,7 +237,7 @@ class Engine:
         where = f"epoch {epoch + 1} ({phase.name} phase)"
         if not torch.stack([value.isfinite().all() for value in model.state_dict().values()]).all():
             raise DivergedError(f"A weight is not finite in {where}. Lower {_section(phase)}.lr.")
-        if phase.name == "score" and max(float(scores.max()) for scores in self.pruner.scores().values()) < NO_SCORE:
+        if phase.name == "score" and torch.cat(list(self.pruner.scores().values())).max() < NO_SCORE:
             raise DivergedError(
                 f"Every score has fallen below {NO_SCORE} in {where}: they no longer tell filters apart."
                 " Lower prune.penalty or score.lr."

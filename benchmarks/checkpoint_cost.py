@@ -1,0 +1,104 @@
+"""What checkpoints cost: epochs of ResNet-56 with one behind every epoch, against the same epochs without.
+
+    python benchmarks/checkpoint_cost.py [--scorer kq] [--phase weight] [--samples 50000] [--device cuda] [--epochs 20]
+
+Data are random images of CIFAR-10's shape: only time is measured. Epochs that begin with a checkpoint and epochs without
+one take turns in one process. "held up" is the time that training waits inside of save(); "share" compares the medians
+of whole epochs, in which the writing thread also takes its part of the processor. Files go to --out, by default the
+folder for temporary ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from paam.data import Split
+from paam.models import build_model
+from paam.pruner import Pruner
+from paam.recipe import recipe_from_tree
+from paam.record import environment
+from paam.schedule import phase_at
+from paam.train.batches import Normalization, TrainingBatches
+from paam.train.checkpoint import CheckpointWriter, checkpoints
+from paam.train.engine import Engine
+
+
+def build_engine(options: argparse.Namespace) -> Engine:
+    lengths = {"warmup": 2, "score": 2, "weight": 2, "finetune": 2} | {options.phase: 2 * options.epochs + 3}
+    tree = {
+        "model": {"name": options.model},
+        "prune": {"scorer": options.scorer},
+        "target": {"keep_macs": 0.5},
+        "schedule": {**lengths, "cycles": 1},
+    }
+    recipe = recipe_from_tree(tree)
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (options.samples, 3, 32, 32), dtype=torch.uint8)
+    split = Split(images, torch.randint(0, 10, (options.samples,)))
+    normalize = Normalization((0.5,) * 3, (0.25,) * 3)
+    batches = TrainingBatches(split, normalize, batch_size=256, crop=4, flip=True, seed=0, device=options.device)
+    model = build_model(options.model, num_classes=10, in_channels=3).to(options.device)
+    model = model.to(memory_format=torch.channels_last)
+    example = torch.zeros(1, 3, 32, 32, device=options.device)
+    pruner = Pruner(model, example, inplace=True, scorer=options.scorer, score_lr=recipe.score_lr)
+    return Engine(pruner, recipe, batches, seed=0, emit=lambda event: None)
+
+
+def measure(engine: Engine, phase: str, directory: Path) -> None:
+    """Print seconds of plain epochs and of epochs that begin with a checkpoint, taking turns."""
+    schedule = engine.recipe.schedule
+    plain: list[float] = []
+    saving: list[float] = []
+    held_up: list[float] = []
+    inside = [epoch for epoch in range(schedule.total) if phase_at(schedule, epoch).name == phase]
+    with CheckpointWriter(directory) as saver:
+        for epoch in range(inside[-1] + 1):
+            start = time.perf_counter()
+            saves = epoch in inside[3:] and (epoch - inside[0]) % 2 == 0
+            if saves:
+                saver.save((epoch, 0), *engine.state(epoch))
+                held_up.append(time.perf_counter() - start)
+            engine.run_epoch(epoch, None)
+            if epoch in inside[3:]:  # the first ones set the phase up
+                (saving if saves else plain).append(time.perf_counter() - start)
+            if saves:
+                saver.finish()
+    size = checkpoints(directory)[0].stat().st_size
+    base, cost = statistics.median(plain), statistics.median(saving)
+    print(f"checkpoint {size / 1e6:.1f} MB, {len(saving)} of them; epoch {base:.3f} s, with a checkpoint {cost:.3f} s")
+    wait = statistics.median(held_up)
+    print(f"held up {1000 * wait:.1f} ms = {100 * wait / base:.2f} % of an epoch")
+    print(f"share {100 * (cost - base) / base:+.2f} % of an epoch; spread of plain epochs {_spread(plain):.2f} %")
+
+
+def _spread(seconds: list[float]) -> float:
+    """Half the distance of the quartiles, in percent of the median."""
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    return 50 * (high - low) / middle
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="resnet56")
+    parser.add_argument("--scorer", default="kq")
+    parser.add_argument("--phase", default="weight", choices=["warmup", "score", "weight", "finetune"])
+    parser.add_argument("--samples", type=int, default=50_000)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--epochs", type=int, default=20, help="epochs with a checkpoint, and as many without")
+    parser.add_argument("--out", type=Path, help="where the checkpoints go")
+    options = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    print(json.dumps({**environment(options.device), **vars(options)}, default=str))
+    with tempfile.TemporaryDirectory(dir=options.out) as directory:
+        measure(build_engine(options), options.phase, Path(directory))
+
+
+if __name__ == "__main__":
+    main()
