@@ -2,10 +2,10 @@
 
     python benchmarks/checkpoint_cost.py [--scorer kq] [--phase weight] [--samples 50000] [--device cuda] [--epochs 20]
 
-Data are random images of CIFAR-10's shape: only time is measured. Epochs that begin with a checkpoint and epochs without
-one take turns in one process. "held up" is the time that training waits inside of save(); "share" compares the medians
-of whole epochs, in which the writing thread also takes its part of the processor. Files go to --out, by default the
-folder for temporary ones.
+Data are random images of CIFAR-10's shape: only time is measured. Epochs that begin with a checkpoint and epochs
+without one take turns in one process. "held up" is the time that training waits inside of save(); "share" compares
+the medians of whole epochs, in which the writing thread also takes its part of the processor. Files go to --out, by
+default the folder for temporary ones.
 """
 
 from __future__ import annotations
