@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -92,15 +93,18 @@ def test_a_type_that_the_format_lacks_is_refused(tmp_path):
 
 
 def test_what_is_written_is_what_was_there_when_it_was_asked_for(tmp_path):
-    value = torch.zeros(1000)
-    with CheckpointWriter(tmp_path) as saver:
-        for epoch in range(1, 30):
+    value, may_write = torch.zeros(1000), threading.Event()
+    with CheckpointWriter(tmp_path, before=may_write.wait) as saver:
+        for epoch in (1, 2, 3):
             value.fill_(epoch)
             saver.save((epoch, 0), {"value": value}, {})
-            value.fill_(-1)  # training goes on
-    (state, header), _ = read_newest_checkpoint(tmp_path)
-    assert header["epoch"] == 29
-    assert torch.equal(state["value"], torch.full((1000,), 29.0))
+            value.fill_(-1)  # training goes on before anything is written
+            may_write.set()
+            saver.wait()
+            may_write.clear()
+            (state, header), _ = read_newest_checkpoint(tmp_path)
+            assert header["epoch"] == epoch
+            assert torch.equal(state["value"], torch.full((1000,), float(epoch)))
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -124,21 +128,26 @@ def test_a_write_that_fails_surfaces_and_leaves_the_older_ones(tmp_path, monkeyp
     assert everything(tmp_path) == before
 
 
-def test_a_disk_that_fills_up_stops_the_run_which_goes_on_to_the_same_bits(tmp_path, whole, monkeypatch):
+def test_a_disk_that_fills_up_stops_the_run_within_an_epoch_and_it_goes_on_to_the_same_bits(tmp_path, monkeypatch):
+    recipe = short(schedule__warmup=20, train__checkpoint_every=5, schedule__control=False)
+    run(recipe, tmp_path / "whole", device="cpu")
     out, seen = tmp_path / "run", []
 
     def fills_up(event: dict) -> None:
         seen.append(event)
-        if event["event"] == "epoch" and event["epoch"] == 6:
+        if event.get("epoch") == 9:
             monkeypatch.setattr(os, "fsync", full_disk)
+        for thread in threading.enumerate():
+            if thread.name == "checkpoint":
+                thread.join()
 
-    with pytest.raises(ArtifactError, match=r"No space left.*--resume"):
-        run(short(), out, device="cpu", watch=fills_up)
-    assert len(of_kind(seen, "epoch")) <= 9  # it does not go on for long with nothing to fall back to
+    with pytest.raises(ArtifactError, match=r"epoch-000010.*No space left.*--resume|record.*No space left.*--resume"):
+        run(recipe, out, device="cpu", watch=fills_up)
+    assert 10 <= len(of_kind(seen, "epoch")) <= 11  # and not 15, where the next checkpoint is due
     monkeypatch.undo()
-    assert len(checkpoints(out / "checkpoints")) == 2
-    run(short(), out, device="cpu", resume=True)
-    assert_same_weights(out, whole)
+    assert [path.name for path in checkpoints(out / "checkpoints")] == ["epoch-000005-step-000000.safetensors"]
+    run(recipe, out, device="cpu", resume=True)
+    assert_same_weights(out, tmp_path / "whole")
 
 
 @pytest.fixture
