@@ -73,7 +73,7 @@ def prune(
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or ())
     targets = {"keep_macs": keep_macs, "keep_params": keep_params, "keep_filters": keep_filters, "threshold": threshold}
     given = {name: value for name, value in targets.items() if value is not None}
-    if len(given) > 1:
+    if len(given) > 1 and set(given) != {"keep_macs", "keep_params"}:
         options = " and ".join(f"--{name.replace('_', '-')}" for name in given)
         raise RecipeError(f"{options} contradict each other; give one target.")
     overrides |= {f"target.{name}": value for name, value in given.items()}
