@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -34,8 +35,9 @@ from paam.version import __version__
 
 RECIPE_FILE = "recipe.toml"
 RECORD_FILE = "record.jsonl"
+DENSE_FILE = "dense.safetensors"
 CHECKPOINTS = "checkpoints"
-OWN_FILES = {RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE, CHECKPOINTS}
+OWN_FILES = {RECIPE_FILE, RECORD_FILE, DENSE_FILE, PLAN_FILE, WEIGHTS_FILE, CHECKPOINTS}
 LATENCY_BATCH = 128
 
 OnStep = Callable[[int, int], None]
@@ -110,6 +112,8 @@ def _run(
             kept = f" The last good state is in {out / CHECKPOINTS}." if checkpoints(out / CHECKPOINTS) else ""
             raise DivergedError(f"{error}{kept}") from error
         following = epoch + 1
+        if following == recipe.schedule.warmup:
+            _save_dense(engine, out)
         ends_phase = following == recipe.schedule.total or phase_at(recipe.schedule, following).first
         if ends_phase or following % recipe.train.checkpoint_every == 0:
             write_checkpoint(out / CHECKPOINTS, following, *engine.state(following))
@@ -176,7 +180,7 @@ def _prepare_directory(out: Path, recipe: Recipe, resume_at: int | None) -> Reco
         return RecordWriter(out / RECORD_FILE, keep_before_epoch=resume_at)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        old = [out / name for name in (RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE)]
+        old = [out / name for name in OWN_FILES - {CHECKPOINTS}]
         for path in (*old, *checkpoints(out / CHECKPOINTS)):
             path.unlink(missing_ok=True)
     except OSError as error:
@@ -216,6 +220,12 @@ def _build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str) -> Prun
             f" ({len(data.classes)} classes); it returned {list(getattr(answer, 'shape', []))} for two images."
         )
     return pruner
+
+
+def _save_dense(engine: Engine, out: Path) -> None:
+    """The dense network as warm-up left it: another run may start from it (model.weights)."""
+    plain = {name: value.contiguous().cpu() for name, value in engine.networks.dense_state.items()}
+    write_atomically(out / DENSE_FILE, safetensors.torch.save(plain))
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:
