@@ -19,7 +19,7 @@ demo: $(READY)
 	$(BIN)/paam demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not crash and not zoo"
+	$(BIN)/python -m pytest -m "not slow and not crash and not zoo and not gpu"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow

@@ -42,10 +42,11 @@ from paam.errors import DataError, PaamError
 from paam.files import read_tensors, write_tensors
 from paam.plan import Plan
 from paam.recipe import load_recipe, parse_override
+from paam.record import RECORD_FILE
 from paam.report.console import Progressing
 from paam.schedule import Schedule
 from paam.train.checkpoint import KIND, read_newest_checkpoint, write_checkpoint
-from paam.train.directory import RECORD_FILE, begun, find_changes, portable
+from paam.train.directory import begun, find_changes, portable
 from paam.train.engine import Engine
 from paam.train.run import restore
 
@@ -76,8 +77,8 @@ def engine() -> Engine:
     class Batches:
         steps = 2
 
-        def epoch(self, epoch: int):
-            for _ in range(self.steps):
+        def epoch(self, epoch: int, start: int):
+            for _ in range(start, self.steps):
                 yield torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
 
     recipe = load_recipe("digits-resnet20-kq", {"target.keep_filters": 0.5, "score.lr": 0.1})

@@ -392,7 +392,8 @@ def test_the_step_of_the_first_loss_that_is_not_finite_is_named(epoch, step):
     class Batches:
         steps = 120
 
-        def epoch(self, number: int):
+        def epoch(self, number: int, start: int):
+            assert start == 0
             for place in range(self.steps):
                 broken = (number, place) == (epoch, step)
                 yield torch.full((2, 1, 4, 4), float("nan") if broken else 1.0 + place), torch.tensor([0, 1])

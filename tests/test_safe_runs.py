@@ -218,10 +218,11 @@ def test_a_newest_checkpoint_damaged_at_any_byte_is_passed_over_and_the_user_tol
     assert story(events) == story(read_record(whole / "record.jsonl"))
 
 
-def test_a_whole_checkpoint_of_another_network_is_refused_and_nothing_is_touched(tmp_path):
+@pytest.mark.parametrize("tensors", [{"gated:other": torch.ones(3)}, {"other": torch.ones(3)}, {}])
+def test_a_whole_checkpoint_of_another_network_is_refused_and_nothing_is_touched(tmp_path, tensors):
     out = tmp_path / "run"
     killed(out, 3)
-    write_checkpoint(out / "checkpoints", (4, 0), {"gated/other": torch.ones(3)}, {"events": 2, "selection": None})
+    write_checkpoint(out / "checkpoints", (4, 0), tensors, {"events": 2, "selection": None})
     before = everything(out)
     with pytest.raises(ArtifactError, match="does not fit this run"):
         run(short(), out, device="cpu", resume=True)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paam.data import load_data
+import paam.train.batches
+from paam.data import Augmentation, load_data
 from paam.errors import StoppedError
 from paam.record import read_record
 from paam.train.batches import Normalization, TrainingBatches, epoch_seed
@@ -79,12 +80,12 @@ def test_closed_filters_moved_in_the_phase_and_both_values_are_in_the_checkpoint
     stopped(out, recipe, 4 * STEPS + 2)
     assert PHASES[4] == "weight"
     kept = load_file(checkpoints(out / "checkpoints")[0])
-    moved = {name.removeprefix("pause/moved/"): v for name, v in kept.items() if name.startswith("pause/moved/")}
+    moved = {name.removeprefix("pause:moved/"): v for name, v in kept.items() if name.startswith("pause:moved/")}
     (weights,) = [name for name in moved if name.endswith("conv2.weight")]
     (mask,) = [
-        value for name, value in kept.items() if name.startswith("gated/") and value.shape == (10,) and "mask" in name
+        value for name, value in kept.items() if name.startswith("gated:") and value.shape == (10,) and "mask" in name
     ]
-    differing = (moved[weights] != kept[f"gated/{weights}"]).flatten(1).any(1)
+    differing = (moved[weights] != kept[f"gated:{weights}"]).flatten(1).any(1)
     assert differing.any()
     assert torch.equal(differing, mask == 0)
 
@@ -131,10 +132,10 @@ def test_the_seconds_of_a_stopped_epoch_are_those_of_both_parts(tmp_path):
 
 def test_order_and_augmentation_of_an_epoch_are_pure_functions_of_seed_and_epoch():
     data = load_data("digits")
-    normalize = Normalization(data.mean, data.std)
+    normalize, what = Normalization(data.mean, data.std), Augmentation(crop=1, flip=True)
 
     def batches(seed: int, epoch: int) -> list[torch.Tensor]:
-        made = TrainingBatches(data.train, normalize, batch_size=256, crop=1, flip=True, seed=seed, device="cpu")
+        made = TrainingBatches(data.train, normalize, what, batch_size=256, classes=10, seed=seed, device="cpu")
         return [part for batch in made.epoch(epoch) for part in batch]
 
     torch.manual_seed(1)
@@ -147,3 +148,27 @@ def test_order_and_augmentation_of_an_epoch_are_pure_functions_of_seed_and_epoch
     assert not torch.equal(first[1], batches(3, 6)[1])
     assert not torch.equal(first[1], batches(4, 5)[1])
     assert len({epoch_seed(seed, epoch) for seed in range(20) for epoch in range(2000)}) == 20 * 2000
+
+
+@pytest.mark.parametrize("batches_in_a_block", [1, 3, 100])
+def test_batches_from_a_step_on_are_those_of_the_whole_epoch(monkeypatch, batches_in_a_block):
+    """Wherever the step stands in a block of batches, and also with images mixed by the step."""
+    data = load_data("digits")
+    monkeypatch.setattr(paam.train.batches, "BLOCK_VALUES", batches_in_a_block * 128 * 64)
+    made = TrainingBatches(
+        data.train,
+        Normalization(data.mean, data.std),
+        Augmentation(crop=1, flip=True, cutout=2, mixup=0.2),
+        batch_size=128,
+        classes=10,
+        seed=3,
+        device="cpu",
+    )
+    whole = list(made.epoch(2))
+    assert len(whole) == made.steps == 10
+    for start in range(made.steps + 1):
+        rest = list(made.epoch(2, start))
+        assert len(rest) == made.steps - start
+        for one, other in zip(rest, whole[start:], strict=True):
+            assert torch.equal(one[0], other[0])
+            assert torch.equal(one[1], other[1])

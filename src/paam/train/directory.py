@@ -12,7 +12,7 @@ from paam.artifacts import PLAN_FILE, WEIGHTS_FILE
 from paam.errors import ArtifactError
 from paam.files import temporary_name, write_atomically
 from paam.recipe import OptimizerSettings, Recipe, recipe_to_toml
-from paam.record import Event, of_kind, read_record
+from paam.record import LOCK_FILE, RECORD_FILE, Event, of_kind, read_record
 from paam.train.checkpoint import checkpoints
 
 try:
@@ -21,10 +21,9 @@ except ImportError:  # not a Unix: runs are not kept apart there
     fcntl = None  # type: ignore[assignment]
 
 RECIPE_FILE = "recipe.toml"
-RECORD_FILE = "record.jsonl"
+DENSE_FILE = "dense.safetensors"
 CHECKPOINTS = "checkpoints"
-LOCK_FILE = "lock"
-OWN_FILES = {RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE, CHECKPOINTS, LOCK_FILE}
+OWN_FILES = {RECIPE_FILE, RECORD_FILE, DENSE_FILE, PLAN_FILE, WEIGHTS_FILE, CHECKPOINTS, LOCK_FILE}
 
 Changes = dict[str, list[Any]]
 """Key of the recipe -> [before, now]."""
@@ -113,7 +112,7 @@ def _is_start(event: Event) -> bool:
 def clear(out: Path, recipe: Recipe) -> None:
     """An empty run directory but for the recipe; what is not paam's stays."""
     try:
-        old = [out / name for name in (RECORD_FILE, RECIPE_FILE, PLAN_FILE, WEIGHTS_FILE)]
+        old = [out / name for name in (RECORD_FILE, RECIPE_FILE, DENSE_FILE, PLAN_FILE, WEIGHTS_FILE)]
         for path in (*old, *checkpoints(out / CHECKPOINTS)):
             path.unlink(missing_ok=True)
     except OSError as error:
@@ -140,9 +139,9 @@ def write_recipe(out: Path, recipe: Recipe) -> None:
 
 
 def portable(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain data, without where the data lies: a run may go on where they lie elsewhere."""
+    """The recipe as plain data, without where files lie: a run may go on where they lie elsewhere."""
     tree: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
-    del tree["data"]["directory"]
+    del tree["data"]["directory"], tree["data"]["workers"]
     return tree
 
 

@@ -6,16 +6,13 @@ hand out and take back its whole state at any epoch boundary, and behind any ste
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from itertools import islice
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -23,16 +20,20 @@ from paam.errors import DivergedError
 from paam.plan import Plan
 from paam.pruner import Pruner
 from paam.recipe import OptimizerSettings, Recipe
-from paam.schedule import Phase, learning_rate, phase_at
+from paam.schedule import Phase, PhaseName, learning_rate, phase_at
 from paam.select import Selection
 from paam.train.batches import epoch_seed
-from paam.train.capture import CapturedStep, Step
+from paam.train.capture import Step
+from paam.train.flat import RoundedWeights
+from paam.train.networks import Networks
 from paam.train.optimizers import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
 from paam.train.pause import Pause, copies, differing, random_state
+from paam.train.steps import Loss, compiled, make_loss, make_step
 
 Emit = Callable[[dict[str, Any]], None]
-Evaluate = Callable[[nn.Module], float]
-"""Accuracy of a network in percent."""
+Evaluate = Callable[[nn.Module, PhaseName], float]
+"""A network and the phase that it is in -> its accuracy in percent."""
+
 LOSS_CHECK_EVERY = 50
 """Steps between looks at the losses: often enough to stop early, rarely enough not to stall a GPU."""
 NO_SCORE = 1e-3
@@ -40,16 +41,19 @@ NO_SCORE = 1e-3
 
 
 class Batches(Protocol):
-    """Training batches of any origin: ``steps`` per epoch, images and labels on the network's device."""
+    """Training batches of any origin: ``steps`` per epoch, images and labels on the network's device.
+
+    ``start``: steps of the epoch that are done already.
+    """
 
     @property
     def steps(self) -> int: ...
 
-    def epoch(self, epoch: int) -> Iterable[tuple[Tensor, Tensor]]: ...
+    def epoch(self, epoch: int, start: int) -> Iterable[tuple[Tensor, Tensor]]: ...
 
 
 class Engine:
-    """Trains one network through its schedule. ``model`` is the network of the current phase."""
+    """Trains one network through its schedule."""
 
     def __init__(self, pruner: Pruner, recipe: Recipe, batches: Batches, *, seed: int, emit: Emit) -> None:
         self.pruner = pruner
@@ -57,18 +61,21 @@ class Engine:
         self.batches = batches
         self.seed = seed
         self.emit = emit
-        self.small: nn.Module | None = None
-        self.control: nn.Module | None = None
-        self.dense_state: dict[str, Tensor] = {}
-        self.optimizers: dict[str, Optimizer] = {}
-        self.steps: dict[str, Step] = {}
+        self.on_gpu = next(pruner.model.parameters()).is_cuda
+        settings = recipe.train
+        self.networks = Networks(
+            pruner, masked=settings.masked and self.on_gpu, bfloat16=settings.bfloat16 and self.on_gpu
+        )
+        self.losses: dict[str, Loss] = {}
+        self.optimizers: dict[PhaseName, Optimizer] = {}
+        self.steps: dict[PhaseName, Step] = {}
         self.on_step: Callable[[int, int], None] = lambda step, steps: None
         self.stop: Callable[[], bool] = lambda: False
         """Asked behind every step; once it says yes it must go on doing so."""
         self.pause: Pause | None = None
         """Set when a stop left an epoch unfinished."""
         if recipe.schedule.warmup == 0:
-            self._remember_dense()
+            self.networks.remember_dense()
 
     def run_epoch(self, epoch: int, evaluate: Evaluate | None) -> bool:
         """Train one epoch and emit its event, with the accuracy in percent that ``evaluate`` finds.
@@ -85,21 +92,22 @@ class Engine:
                 self._enter(phase, epoch, evaluate)
         else:
             start -= pause.seconds
-        model = self.model_of(phase)
-        optimizer = self._optimizer(phase)
+        model = self.networks.of(phase.name)
+        optimizer = self._optimizer(phase.name)
+        rounded = self.networks.rounded(phase.name)
         losses = [] if pause is None else list(pause.losses)
-        with self._mode(phase):
+        with self._mode(phase.name):
             model.train()
             if pause is not None:
                 pause.take_up(model)
-            finished = self._train(model, optimizer, phase, epoch, losses)
+            finished = self._train(optimizer, rounded, phase, epoch, losses)
             inside = {} if finished else copies(model)
         self._check_values(model, phase, epoch)
         if not finished:
             spent = time.perf_counter() - start
             self.pause = Pause(losses, random_state(model), differing(inside, model), spent)
             return False
-        accuracy = None if evaluate is None else evaluate(model)
+        accuracy = None if evaluate is None else evaluate(model, phase.name)
         last = phase.index == phase.length - 1
         if phase.name == "score" and last:
             scores = {name: [round(s, 4) for s in v.tolist()] for name, v in self.pruner.scores().items()}
@@ -120,62 +128,54 @@ class Engine:
             }
         )
         if phase.name == "warmup" and last:
-            self._remember_dense()
+            self.networks.remember_dense()
+        elif phase.name == "finetune" and last and self.networks.small is None:
+            self.networks.small = self.pruner.compact()
         return True
 
-    def model_of(self, phase: Phase) -> nn.Module:
-        if phase.name == "finetune":
-            assert self.small is not None
-            return self.small
-        if phase.name == "control":
-            assert self.control is not None
-            return self.control
-        return self.pruner.model
+    def result(self) -> nn.Module:
+        """The small network as it is now."""
+        return self.pruner.compact() if self.networks.small is None else self.networks.small
 
     def _enter(self, phase: Phase, epoch: int, evaluate: Evaluate | None) -> None:
         """What happens once, at the start of a phase."""
         if phase.name == "weight":
             selection = self.pruner.select(**asdict(self.recipe.target))
             with self.pruner.weighting():
-                accuracy = None if evaluate is None else evaluate(self.pruner.model)
+                accuracy = None if evaluate is None else evaluate(self.pruner.model, "weight")
             kept = {name: [len(k.filters), k.width] for name, k in selection.plan.groups.items()}
             event = {"event": "selection", "epoch": epoch, "cycle": phase.cycle, "threshold": selection.threshold}
             event |= {"kept_params": selection.kept_params, "kept_macs": selection.kept_macs, "kept_filters": kept}
             event |= {"accuracy": accuracy}  # before the weights adapt: what the cut itself costs
             self.emit(event)
-        elif phase.name == "finetune":
-            self.small = self.pruner.compact()
+        elif phase.name == "finetune" and not self.networks.masked:
+            self.networks.small = self.pruner.compact()
         elif phase.name == "control":
-            self.control = self.dense_model()
-        if self._settings(phase).reset:
+            self.networks.control = self.networks.dense()
+        if self._settings(phase.name).reset:
             self.optimizers.pop(phase.name, None)
             self.steps.pop(phase.name, None)
 
-    def _mode(self, phase: Phase) -> AbstractContextManager[None]:
-        if phase.name == "warmup":
+    def _mode(self, phase: PhaseName) -> AbstractContextManager[None]:
+        if phase == "warmup":
             return self.pruner.dense()
-        if phase.name == "score":
+        if phase == "score":
             return self.pruner.scoring()
-        return self.pruner.weighting() if phase.name == "weight" else nullcontext()
+        gated = self.networks.of(phase) is self.pruner.model
+        return self.pruner.weighting() if gated else nullcontext()
 
-    def _settings(self, phase: Phase) -> OptimizerSettings:
+    def _settings(self, phase: PhaseName) -> OptimizerSettings:
         settings: OptimizerSettings = getattr(self.recipe, _section(phase))
         return settings
 
-    def _optimizer(self, phase: Phase) -> Optimizer:
-        if phase.name not in self.optimizers:
-            settings = self._settings(phase)
-            if phase.name == "score":
-                parameters = self.pruner.scorer_parameters()
-            elif phase.name in ("warmup", "weight"):
-                parameters = self.pruner.network_parameters()
-            else:
-                parameters = list(self.model_of(phase).parameters())
-            self.optimizers[phase.name] = build_optimizer(settings, self._initial_rate(phase), parameters)
-        return self.optimizers[phase.name]
+    def _optimizer(self, phase: PhaseName) -> Optimizer:
+        if phase not in self.optimizers:
+            trained = self.networks.trained(phase)
+            self.optimizers[phase] = build_optimizer(self._settings(phase), self._initial_rate(phase), trained)
+        return self.optimizers[phase]
 
-    def _initial_rate(self, phase: Phase) -> float:
-        if phase.name == "score":
+    def _initial_rate(self, phase: PhaseName) -> float:
+        if phase == "score":
             return self.recipe.score_lr
         lr = self._settings(phase).lr
         assert lr is not None
@@ -183,45 +183,65 @@ class Engine:
 
     def _rate(self, phase: Phase, step: int) -> float:
         """The learning rate of a step of the current epoch, counted from 0."""
-        settings = self._settings(phase)
+        settings = self._settings(phase.name)
         done = step / self.batches.steps
-        return learning_rate(self._initial_rate(phase), settings.decay, settings.ramp, phase, done)
+        return learning_rate(self._initial_rate(phase.name), settings.decay, settings.ramp, phase, done)
 
-    def _train(self, model: nn.Module, optimizer: Optimizer, phase: Phase, epoch: int, losses: list[Tensor]) -> bool:
-        """Go on behind the steps whose losses are given, and add to them; False when stopped before the last."""
+    def _train(
+        self, optimizer: Optimizer, rounded: RoundedWeights | None, phase: Phase, epoch: int, losses: list[Tensor]
+    ) -> bool:
+        """Go on behind the steps whose losses are given, and add to them; False when asked to stop."""
+        scores = phase.name == "score"
         if phase.name not in self.steps:
-            self.steps[phase.name] = self._make_step(model, optimizer, phase)
+            self.steps[phase.name] = make_step(
+                self._loss(phase.name),
+                optimizer,
+                self.networks.trained(phase.name),
+                None if scores else rounded,
+                capture=self.on_gpu and self.recipe.train.capture,
+            )
         take_step = self.steps[phase.name]
         stopped = False
-        for images, labels in islice(self.batches.epoch(epoch), len(losses), None):
-            set_learning_rate(optimizer, self._rate(phase, len(losses)))
-            losses.append(take_step(images, labels))
-            if len(losses) % LOSS_CHECK_EVERY == 0:
-                self._check(losses, phase, epoch)
-            self.on_step(len(losses), self.batches.steps)
-            if stopped := self.stop():
-                break
+        with nullcontext() if rounded is None else rounded.in_place(trained=not scores):
+            for images, labels in self.batches.epoch(epoch, len(losses)):
+                set_learning_rate(optimizer, self._rate(phase, len(losses)))
+                losses.append(take_step(images, labels))
+                if len(losses) % LOSS_CHECK_EVERY == 0:
+                    self._check(losses, phase, epoch)
+                self.on_step(len(losses), self.batches.steps)
+                if stopped := self.stop():
+                    break
         self._check(losses, phase, epoch)
         return not stopped
 
-    def _make_step(self, model: nn.Module, optimizer: Optimizer, phase: Phase) -> Step:
-        """One step of a phase; on a GPU compiled and captured as the recipe says, and in bfloat16."""
-        settings = self.recipe.train
-        on_gpu = next(model.parameters()).is_cuda
-        network = torch.compile(model) if on_gpu and settings.compile else model
+    def _loss(self, phase: PhaseName) -> Loss:
+        """The loss of a phase. A network fine-tuned inside the gated one has that of weight phases: compiled once."""
+        kind: PhaseName = "weight" if phase == "finetune" and self.networks.masked else phase
+        if kind not in self.losses:
+            recipe = self.recipe
+            taught = recipe.distill.weight > 0 and kind in ("weight", "finetune", "control")
+            loss_of = make_loss(
+                self.networks.of(phase),
+                bfloat16=self.networks.bfloat16,
+                penalty=self.pruner.penalty if kind == "score" else None,
+                teacher=self.networks.teacher() if taught else None,
+                distill=recipe.distill,
+            )
+            if self.on_gpu:
+                loss_of = compiled(loss_of, recipe.train, self._epochs(kind) * self.batches.steps)
+            self.losses[kind] = loss_of
+        return self.losses[kind]
 
-        def step(images: Tensor, labels: Tensor) -> Tensor:
-            optimizer.zero_grad(set_to_none=True)
-            # Casts cached by autocast would outlive a captured graph.
-            with torch.autocast("cuda", torch.bfloat16, enabled=on_gpu and settings.bfloat16, cache_enabled=False):
-                loss = F.cross_entropy(network(images), labels)
-            if phase.name == "score":
-                loss = loss + self.pruner.penalty()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            return loss.detach()
-
-        return CapturedStep(step) if on_gpu and settings.capture else step
+    def _epochs(self, kind: PhaseName) -> int:
+        """Epochs of the whole run that are trained by a kind of loss."""
+        schedule = self.recipe.schedule
+        return {
+            "warmup": schedule.warmup,
+            "score": schedule.cycles * schedule.score,
+            "weight": schedule.cycles * schedule.weight + schedule.finetune * self.networks.masked,
+            "finetune": schedule.finetune,
+            "control": schedule.alternation + schedule.finetune,
+        }[kind]
 
     def _check(self, losses: list[Tensor], phase: Phase, epoch: int) -> None:
         finite = torch.stack(losses[-LOSS_CHECK_EVERY:]).isfinite()
@@ -229,45 +249,31 @@ class Engine:
             step = max(len(losses) - LOSS_CHECK_EVERY, 0) + int((~finite).nonzero()[0]) + 1
             raise DivergedError(
                 f"The loss is not finite at step {step} of epoch {epoch + 1} ({phase.name} phase)."
-                f" Lower {_section(phase)}.lr, or look for broken values in the data."
+                f" Lower {_section(phase.name)}.lr, or look for broken values in the data."
             )
 
     def _check_values(self, model: nn.Module, phase: Phase, epoch: int) -> None:
         """Nobody can go on from a value that is not finite, or from scores under which no filter matters."""
         where = f"epoch {epoch + 1} ({phase.name} phase)"
-        if not torch.stack([value.isfinite().all() for value in model.state_dict().values()]).all():
-            raise DivergedError(f"A weight is not finite in {where}. Lower {_section(phase)}.lr.")
+        values = (*self.networks.trained(phase.name).blocks, *model.buffers())
+        if not torch.stack([value.isfinite().all() for value in values]).all():
+            raise DivergedError(f"A weight is not finite in {where}. Lower {_section(phase.name)}.lr.")
         if phase.name == "score" and torch.cat(list(self.pruner.scores().values())).max() < NO_SCORE:
             raise DivergedError(
                 f"Every score has fallen below {NO_SCORE} in {where}: they no longer tell filters apart."
                 " Lower prune.penalty or score.lr."
             )
 
-    def _remember_dense(self) -> None:
-        model = self.pruner.network.traced.model
-        self.dense_state = {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-    def dense_model(self) -> nn.Module:
-        model = copy.deepcopy(self.pruner.network.traced.model)
-        model.load_state_dict(self.dense_state)
-        return model
-
     # --- the whole state, at an epoch boundary or where a stop left an epoch ---------------------------------------
 
     def state(self, epoch: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and plain data that :meth:`restore` needs to go on with ``epoch``, or in it after a stop."""
-        parts: dict[str, dict[str, Tensor]] = {"dense": self.dense_state}
-        if self.small is None:
-            parts["gated"] = self.pruner.model.state_dict()
-        else:
-            parts["small"] = self.small.state_dict()
-        if self.control is not None:
-            parts["control"] = self.control.state_dict()
-        current = phase_at(self.recipe.schedule, epoch - (self.pause is None))
-        alternating = current.name in ("warmup", "score", "weight")
+        parts = self.networks.state()
+        current = phase_at(self.recipe.schedule, epoch - (self.pause is None)).name
+        alternating = current in ("warmup", "score", "weight")
         for name, optimizer in self.optimizers.items():
-            if name == current.name or (alternating and name in ("score", "weight")):
-                parts[f"optimizer/{name}"] = optimizer_tensors(optimizer)
+            if name == current or (alternating and name in ("score", "weight")):
+                parts[f"optimizer/{name}"] = optimizer_tensors(optimizer, self.networks.trained(name))
         chosen = self.pruner.selection
         header: dict[str, Any] = {
             "selection": None if chosen is None else {**asdict(chosen), "plan": chosen.plan.to_json()}
@@ -275,7 +281,7 @@ class Engine:
         if self.pause is not None:
             parts["pause"] = self.pause.tensors()
             header["seconds"] = self.pause.seconds
-        tensors = {f"{part}/{key}": value for part, values in parts.items() for key, value in values.items()}
+        tensors = {f"{part}:{key}": value for part, values in parts.items() for key, value in values.items()}
         return tensors, header
 
     def restore(self, epoch: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
@@ -283,29 +289,20 @@ class Engine:
         if header["selection"] is not None:
             stored = header["selection"]
             self.pruner.use(Selection(**{**stored, "plan": Plan.from_json(stored["plan"])}))
-        self.dense_state = _part(tensors, "dense")
-        if gated := _part(tensors, "gated"):
-            self.pruner.model.load_state_dict(gated)
-        if small := _part(tensors, "small"):
-            self.small = self.pruner.compact()
-            self.small.load_state_dict(small)
-        if control := _part(tensors, "control"):
-            self.control = self.dense_model()
-            self.control.load_state_dict(control)
-        if inside := _part(tensors, "pause"):
+        parts: dict[str, dict[str, Tensor]] = {"dense": {}}
+        for key, value in tensors.items():
+            part, _, name = key.partition(":")
+            parts.setdefault(part, {})[name] = value
+        self.networks.restore(parts)
+        if "pause" in parts:
             device = next(self.pruner.model.parameters()).device
-            self.pause = Pause.from_tensors(inside, header["seconds"], device)
+            self.pause = Pause.from_tensors(parts["pause"], header["seconds"], device)
         begun = epoch + (self.pause is not None)
-        passed = {phase.name: phase for phase in (phase_at(self.recipe.schedule, e) for e in range(begun))}
-        for phase in passed.values():
-            if state := _part(tensors, f"optimizer/{phase.name}"):
-                load_optimizer_tensors(self._optimizer(phase), state)
+        for phase in {phase_at(self.recipe.schedule, number).name for number in range(begun)}:
+            if state := parts.get(f"optimizer/{phase}"):
+                load_optimizer_tensors(self._optimizer(phase), self.networks.trained(phase), state)
 
 
-def _section(phase: Phase) -> str:
+def _section(phase: PhaseName) -> PhaseName:
     """The recipe's section for a phase: the dense control is trained as the small network is."""
-    return "finetune" if phase.name == "control" else phase.name
-
-
-def _part(tensors: dict[str, Tensor], part: str) -> dict[str, Tensor]:
-    return {key.removeprefix(f"{part}/"): value for key, value in tensors.items() if key.startswith(f"{part}/")}
+    return "finetune" if phase == "control" else phase

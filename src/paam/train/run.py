@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from paam.artifacts import save
 from paam.cost import count
 from paam.data import Dataset, load_data
-from paam.errors import ArtifactError, DataError, DeviceError, DivergedError, RecipeError, StoppedError, one_line
-from paam.graph.modes import evaluating
+from paam.errors import ArtifactError, DeviceError, DivergedError, RecipeError, StoppedError, one_line
+from paam.files import write_atomically
 from paam.models import build_model
 from paam.pruner import Pruner
 from paam.recipe import Recipe
-from paam.record import VERSION, Event, RecordWriter, environment, of_kind, read_record
+from paam.record import RECORD_FILE, VERSION, Event, RecordWriter, environment, of_kind, read_record
 from paam.schedule import phase_at
 from paam.select import select
 from paam.speed import measure_latency
@@ -28,7 +30,7 @@ from paam.train.batches import EvaluationBatches, Normalization, TrainingBatches
 from paam.train.checkpoint import CheckpointWriter, State, checkpoints, read_newest_checkpoint
 from paam.train.directory import (
     CHECKPOINTS,
-    RECORD_FILE,
+    DENSE_FILE,
     RunLock,
     begun,
     check_directory,
@@ -39,6 +41,7 @@ from paam.train.directory import (
     write_recipe,
 )
 from paam.train.engine import Engine
+from paam.train.evaluation import Monitor, accuracy
 from paam.version import __version__
 
 LATENCY_BATCH = 128
@@ -102,17 +105,21 @@ def _run(
         watch(event)
 
     normalize = Normalization(data.mean, data.std)
-    settings = recipe.data
     batches = TrainingBatches(
         data.train,
         normalize,
-        batch_size=settings.batch_size,
-        crop=settings.crop,
-        flip=settings.flip,
+        recipe.data.augmentation,
+        batch_size=recipe.data.batch_size,
+        classes=len(data.classes),
         seed=seed,
         device=device,
     )
-    monitor = EvaluationBatches(data.holdout or data.test, normalize, device=device)
+    on_gpu = device.startswith("cuda")
+    monitor = Monitor(
+        EvaluationBatches(data.holdout or data.test, normalize, device=device),
+        bfloat16=on_gpu and recipe.train.bfloat16,
+        capture=on_gpu and recipe.train.capture,
+    )
     engine = Engine(pruner, recipe, batches, seed=seed, emit=emit)
     engine.on_step, engine.stop = on_step, stop
     saved, passed_over = read_newest_checkpoint(out / CHECKPOINTS) if resume else (None, [])
@@ -132,10 +139,12 @@ def _run(
     with CheckpointWriter(out / CHECKPOINTS, before=writer.flush) as saver:
         for epoch in range(first, recipe.schedule.total):
             try:
-                finished = engine.run_epoch(epoch, lambda model: accuracy(model, monitor))
+                finished = engine.run_epoch(epoch, monitor)
             except DivergedError as error:
                 saver.wait()
                 raise DivergedError(f"{error}{_last_good(out)}") from error
+            if finished and epoch + 1 == recipe.schedule.warmup:
+                _save_dense(engine, out)
             position = (epoch + 1, 0) if engine.pause is None else (epoch, len(engine.pause.losses))
             stopping = not finished or stop()
             if stopping or _is_due(recipe, epoch + 1):
@@ -193,18 +202,6 @@ def _threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def accuracy(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Percent of samples classified right, in evaluation mode."""
-    right = total = 0
-    with evaluating(model), torch.inference_mode():
-        for images, labels in batches:
-            right += int((model(images).argmax(1) == labels).sum())
-            total += len(labels)
-    if not total:
-        raise DataError("There is nothing to measure accuracy on: the validation batches are empty or used up.")
-    return 100 * right / total
-
-
 def find_device(name: str) -> str:
     """ "auto" takes a GPU when there is one."""
     if name == "auto":
@@ -225,6 +222,8 @@ def _load_data(recipe: Recipe, seed: int) -> Dataset:
         image_size=settings.image_size,
         holdout=settings.holdout,
         seed=seed,
+        memory=settings.memory * 2**30,
+        workers=settings.workers,
     )
 
 
@@ -232,6 +231,8 @@ def _build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str) -> Prun
     torch.manual_seed(seed)
     channels = data.train.images.shape[1]
     model = build_model(recipe.model.name, num_classes=len(data.classes), in_channels=channels).to(device)
+    if recipe.model.weights is not None:
+        _load_weights(model, Path(recipe.model.weights))
     if device.startswith("cuda"):
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         torch.backends.cudnn.benchmark = True
@@ -244,6 +245,22 @@ def _build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str) -> Prun
             f" ({len(data.classes)} classes); it returned {list(getattr(answer, 'shape', []))} for two images."
         )
     return pruner
+
+
+def _save_dense(engine: Engine, out: Path) -> None:
+    """The dense network as warm-up left it: another run may start from it (model.weights)."""
+    plain = {name: value.contiguous().cpu() for name, value in engine.networks.dense_state.items()}
+    write_atomically(out / DENSE_FILE, safetensors.torch.save(plain))
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    """Take up the weights of a dense network; a file that does not fit is refused with what differs."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        model.load_state_dict(stored)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise ArtifactError(f"model.weights = {path} cannot be taken up: {one_line(error)}.") from error
 
 
 def _example(data: Dataset, device: str, batch: int) -> Tensor:
@@ -274,8 +291,8 @@ def _start_event(recipe: Recipe, seed: int, device: str, pruner: Pruner, data: D
 
 def _finish(engine: Engine, test: EvaluationBatches, example: Tensor, out: Path, emit: Callable[[Event], None]) -> None:
     """Measure what came out, write the artifacts, and close the record."""
-    small = engine.small if engine.small is not None else engine.pruner.compact()
-    dense = engine.control if engine.control is not None else engine.dense_model()
+    small = engine.result()
+    dense = engine.networks.dense() if engine.networks.control is None else engine.networks.control
     assert engine.pruner.selection is not None  # every schedule has at least one cycle
     plan = engine.pruner.selection.plan
     latency = measure_latency({"dense": dense, "pruned": small}, example)
@@ -291,6 +308,6 @@ def _finish(engine: Engine, test: EvaluationBatches, example: Tensor, out: Path,
             "uncounted": counted.uncounted,
         }
     alone = "warm-up only" if engine.recipe.schedule.warmup else "as it came"
-    results["dense"]["trained"] = "the same epochs" if engine.control is not None else alone
+    results["dense"]["trained"] = alone if engine.networks.control is None else "the same epochs"
     kept = {name: [len(k.filters), k.width] for name, k in plan.groups.items()}
     emit({"event": "end", "latency_batch": len(example), "kept_filters": kept, **results})
