@@ -19,36 +19,11 @@ from pathlib import Path
 
 import torch
 
-from paam.data import Split
-from paam.models import build_model
-from paam.pruner import Pruner
-from paam.recipe import recipe_from_tree
+from epoch_time import make_engine
 from paam.record import environment
 from paam.schedule import phase_at
-from paam.train.batches import Normalization, TrainingBatches
 from paam.train.checkpoint import CheckpointWriter, checkpoints
 from paam.train.engine import Engine
-
-
-def build_engine(options: argparse.Namespace) -> Engine:
-    lengths = {"warmup": 2, "score": 2, "weight": 2, "finetune": 2} | {options.phase: 2 * options.epochs + 3}
-    tree = {
-        "model": {"name": options.model},
-        "prune": {"scorer": options.scorer},
-        "target": {"keep_macs": 0.5},
-        "schedule": {**lengths, "cycles": 1},
-    }
-    recipe = recipe_from_tree(tree)
-    torch.manual_seed(0)
-    images = torch.randint(0, 256, (options.samples, 3, 32, 32), dtype=torch.uint8)
-    split = Split(images, torch.randint(0, 10, (options.samples,)))
-    normalize = Normalization((0.5,) * 3, (0.25,) * 3)
-    batches = TrainingBatches(split, normalize, batch_size=256, crop=4, flip=True, seed=0, device=options.device)
-    model = build_model(options.model, num_classes=10, in_channels=3).to(options.device)
-    model = model.to(memory_format=torch.channels_last)
-    example = torch.zeros(1, 3, 32, 32, device=options.device)
-    pruner = Pruner(model, example, inplace=True, scorer=options.scorer, score_lr=recipe.score_lr)
-    return Engine(pruner, recipe, batches, seed=0, emit=lambda event: None)
 
 
 def measure(engine: Engine, phase: str, directory: Path) -> None:
@@ -97,7 +72,8 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     print(json.dumps({**environment(options.device), **vars(options)}, default=str))
     with tempfile.TemporaryDirectory(dir=options.out) as directory:
-        measure(build_engine(options), options.phase, Path(directory))
+        engine = make_engine(options, options.scorer, {"schedule": {options.phase: 2 * options.epochs + 3}})
+        measure(engine, options.phase, Path(directory))
 
 
 if __name__ == "__main__":
