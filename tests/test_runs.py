@@ -293,7 +293,8 @@ def counted_by_hooks(model: nn.Module, example: Tensor) -> int:
 
 def test_a_run_directory_holds_recipe_record_plan_and_weights(whole):
     names = {p.name for p in whole.iterdir()}
-    assert names == {"recipe.toml", "record.jsonl", "plan.json", "model.safetensors", "checkpoints", "lock"}
+    kept = {"recipe.toml", "record.jsonl", "dense.safetensors", "plan.json", "model.safetensors"}
+    assert names == kept | {"checkpoints", "lock"}
     assert len(list((whole / "checkpoints").iterdir())) == 2
 
 

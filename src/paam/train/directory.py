@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,8 @@ class RunLock:
             self._descriptor = os.open(self.out / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise ArtifactError(f"The run directory {self.out} cannot be written: {error.strerror}.") from error
-        if fcntl is None:
-            return
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._descriptor)
         except BlockingIOError as error:
             holder = os.pread(self._descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._descriptor)
@@ -65,10 +64,23 @@ class RunLock:
             raise ArtifactError(
                 f"Another process (number {holder}) is at work on the run in {self.out}; wait for it or stop it."
             ) from error
-        except OSError:
-            return  # a file system without locks
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+
+
+def _lock(descriptor: int, attempts: int = 5) -> None:
+    """Lock a file or raise BlockingIOError; where files cannot be locked, nothing happens."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if attempts == 1:
+            raise
+        time.sleep(0.05)  # somebody may only be looking whether the lock is held
+        _lock(descriptor, attempts - 1)
+    except OSError:
+        return
 
 
 def check_directory(out: Path, *, resume: bool, overwrite: bool) -> None:
