@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -42,7 +43,8 @@ class RunLock:
 
     def __exit__(self, *exception: object) -> None:
         if self._descriptor is not None:
-            os.ftruncate(self._descriptor, 0)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -64,8 +66,9 @@ class RunLock:
             raise ArtifactError(
                 f"Another process (number {holder}) is at work on the run in {self.out}; wait for it or stop it."
             ) from error
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the number is only for messages
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, str(os.getpid()).encode())
 
 
 def _lock(descriptor: int, attempts: int = 5) -> None:
