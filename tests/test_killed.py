@@ -15,7 +15,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import paam
 from paam.files import read_tensors
@@ -264,6 +266,34 @@ def test_ctrl_c_before_training_stops_at_once(here):
     assert code == 143
     assert "nothing is saved yet" in err
     assert not (here / "run").exists()
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ctrl_c_to_all_processes_of_a_run_that_reads_its_images_as_needed(here, workers):
+    """As a terminal sends it. The loader's own random numbers must not move dropout's."""
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (here / "images" / name).mkdir(parents=True)
+        for number in range(60):
+            Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(here / "images" / name / f"{number}.png")
+    given = ["--data=images", "--set=data.name=folder", "--set=data.image_size=8", "--set=data.batch_size=8"]
+    given += [f"--set=data.workers={workers}", "--set=data.memory=0", "--set=schedule.control=false"]
+    code, _, err = complete(begin(here, *given))
+    assert (code, err) == (0, "")
+    whole = (here / "run").rename(here / "whole")
+    for line in (" 3/", " 8/"):
+        process = begin(here, *given, *again(here), start_new_session=True)
+        assert process.stdout is not None
+        while line not in process.stdout.readline():
+            pass
+        os.killpg(process.pid, signal.SIGINT)
+        code, _, err = complete(process)
+        assert code == 130
+        assert "step" in checkpoints(here / "run" / "checkpoints")[0].name
+    code, _, err = complete(begin(here, *given, "--resume"))
+    assert (code, err) == (0, "")
+    assert_same_weights(here / "run", whole)
 
 
 # ---------------------------------------------------------------- nowhere to write

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -54,6 +55,8 @@ class ImageFiles:
                 persistent_workers=bool(self.workers),
                 pin_memory=torch.cuda.is_available(),
                 multiprocessing_context="forkserver" if self.workers else None,
+                generator=torch.Generator(),  # of its own: a loader that draws from torch's moves what dropout sees
+                worker_init_fn=_ignore_interrupts,
             )
         for block in self._loader:
             if isinstance(block, str):
@@ -72,6 +75,11 @@ class _Reader(torch.utils.data.Dataset[Tensor | str]):
             return self.decode(self.files[place], self.side)
         except DataError as error:
             return str(error)
+
+
+def _ignore_interrupts(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; the run finishes its step first, and needs its images for that."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _stacked(images: list[Tensor | str]) -> Tensor | str:
