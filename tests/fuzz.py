@@ -27,6 +27,7 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+import safetensors.torch
 import torch
 from PIL import Image
 from rich.console import Console
@@ -48,7 +49,7 @@ from paam.schedule import Schedule
 from paam.train.checkpoint import KIND, read_newest_checkpoint, write_checkpoint
 from paam.train.directory import begun, find_changes, portable
 from paam.train.engine import Engine
-from paam.train.run import restore
+from paam.train.run import load_weights, restore
 
 ROOM = 3 << 30
 """Bytes of address space beyond what the process has after its imports."""
@@ -185,6 +186,22 @@ def checkpoint_files() -> Attempt:
     return attempt
 
 
+def dense_weights() -> Attempt:
+    trained = network().state_dict()
+    content = safetensors.torch.save(trained)
+
+    def attempt(rng: Random, here: Path) -> None:
+        path = here / "dense.safetensors"
+        if rng.random() < 0.3:
+            odd = (torch.zeros(3), torch.zeros(2**62, 0), torch.zeros(1).double(), torch.tensor(1))
+            path.write_bytes(safetensors.torch.save({**trained, rng.choice([*trained, "x"]): rng.choice(odd)}))
+        else:
+            path.write_bytes(damaged(content, rng))
+        load_weights(network(), path)
+
+    return attempt
+
+
 def cifar_binary() -> Attempt:
     content = bytes([3]) + bytes(range(256)) * 12
     content *= cifar10.IMAGES_PER_FILE
@@ -270,11 +287,15 @@ def images() -> Attempt:
         path = here / "a" / f"odd{suffix}"
         path.write_bytes(content)
         try:
-            data = load_folder(here, 8)
+            if rng.random() < 0.3:  # read as needed
+                files = load_folder(here, 8, memory=0, workers=0).train.images
+                read = torch.cat(list(files.blocks(torch.arange(len(files.files)), 2)))
+            else:
+                read = load_folder(here, 8).train.images
         finally:
             path.unlink()
-        assert data.train.images.dtype == torch.uint8
-        assert data.train.images.shape[1:] == (3, 8, 8)
+        assert read.dtype == torch.uint8
+        assert read.shape[1:] == (3, 8, 8)
 
     return attempt
 
@@ -284,6 +305,7 @@ KINDS: dict[str, Callable[[], Attempt]] = {
     "plan": plans,
     "record": records,
     "checkpoint": checkpoint_files,
+    "weights": dense_weights,
     "cifar-binary": cifar_binary,
     "cifar-pickle": cifar_pickles,
     "image": images,

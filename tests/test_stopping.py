@@ -6,8 +6,10 @@ import re
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 import paam.train.batches
@@ -103,6 +105,22 @@ def test_a_stop_between_two_epochs_is_saved_at_the_boundary(tmp_path, moving):
     assert checkpoints(out / "checkpoints")[0].name == "epoch-000009-step-000000.safetensors"
     run(recipe, out, device="cpu", resume=True)
     assert_same_weights(out, moving)
+
+
+def test_a_run_that_reads_its_images_as_needed_ends_with_the_same_bits(tmp_path):
+    """Its loader draws random numbers too, whenever it begins; they must not move those of dropout."""
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        folder = tmp_path / "images" / str(number % 2)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(folder / f"{number}.png")
+    data = {"data__name": "folder", "data__directory": str(tmp_path / "images"), "data__image_size": 8}
+    recipe = short(**data, data__memory=0, data__workers=0, data__batch_size=7, schedule__control=False)
+    run(recipe, tmp_path / "plain", device="cpu")
+    for steps in (2, 2, 4, 10):
+        stopped(tmp_path / "run", recipe, steps)
+    run(recipe, tmp_path / "run", device="cpu", resume=True)
+    assert_same_weights(tmp_path / "run", tmp_path / "plain")
 
 
 def test_a_run_in_a_thread_leaves_signals_alone_and_can_be_stopped(tmp_path, moving):

@@ -63,6 +63,8 @@ class TrainingBatches:
 
         ``start``: the first step that is wanted; blocks before it are not even read.
         """
+        if start == self.steps:
+            return  # stopped behind the last step; no block is left to read
         what = self.augmentation
         draws = draw(what, len(self.labels), self.steps, epoch_seed(self.seed, epoch))
         order = draws.order[: self.steps * self.batch_size]

@@ -232,7 +232,7 @@ def _build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str) -> Prun
     channels = data.train.images.shape[1]
     model = build_model(recipe.model.name, num_classes=len(data.classes), in_channels=channels).to(device)
     if recipe.model.weights is not None:
-        _load_weights(model, Path(recipe.model.weights))
+        load_weights(model, Path(recipe.model.weights))
     if device.startswith("cuda"):
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         torch.backends.cudnn.benchmark = True
@@ -253,7 +253,7 @@ def _save_dense(engine: Engine, out: Path) -> None:
     write_atomically(out / DENSE_FILE, safetensors.torch.save(plain))
 
 
-def _load_weights(model: nn.Module, path: Path) -> None:
+def load_weights(model: nn.Module, path: Path) -> None:
     """Take up the weights of a dense network; a file that does not fit is refused with what differs."""
     try:
         with safe_open(path, framework="pt") as file:
