@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +14,22 @@ from rich.table import Table
 from paam.cli.app import app, complain
 from paam.errors import ArtifactError, PaamError, RecipeError
 from paam.recipe import load_recipe, parse_override, shipped_recipes
-from paam.record import Event, read_record
-from paam.report.console import Progressing, summary
+from paam.record import RECORD_FILE, Event, of_kind, read_record
+from paam.report.plain import put
+from paam.report.summary import summary
+from paam.report.tensorboard import TensorBoardView
+from paam.report.views import choose_view
+from paam.report.words import result_line
 from paam.train.checkpoint import checkpoints
-from paam.train.run import CHECKPOINTS, RECORD_FILE, run
+from paam.train.run import CHECKPOINTS, TENSORBOARD, run
 
 DEMO_RECIPE = "digits-resnet20-kq"
 
 Seed = Annotated[int, typer.Option(help="Seed of weights, data order and augmentation.")]
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print the result, in one line, and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the record's events as JSON lines, and nothing else.")]
+Board = Annotated[bool, typer.Option("--tensorboard", help="Write RUN/tensorboard too.")]
 
 
 def _share(of: str) -> Any:
@@ -30,6 +40,9 @@ def _share(of: str) -> Any:
 def demo(
     out: Annotated[Path, typer.Option(help="Run directory; an earlier demo in it is replaced.")] = Path("runs/demo"),
     seed: Seed = 0,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    tensorboard: Board = False,
 ) -> None:
     """Prune ResNet-20 to half of its MACs on the embedded digits, from random init, in under two minutes."""
     if out.is_dir() and any(out.iterdir()) and not _holds_demo(out):
@@ -40,6 +53,8 @@ def demo(
         out,
         seed=seed,
         device="cpu",
+        shown={"quiet": quiet, "as_json": as_json},
+        tensorboard=tensorboard,
         resume=False,
         overwrite=_holds_demo(out),
     )
@@ -68,6 +83,9 @@ def prune(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU when there is one.")] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start the run in --out anew.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    tensorboard: Board = False,
 ) -> None:
     """Train, prune and fine-tune a network by a recipe."""
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or ())
@@ -82,7 +100,9 @@ def prune(
     if data is not None:
         overrides["data.directory"] = str(data)
     out = out or Path("runs") / f"{Path(recipe).stem}-seed{seed}"
-    _prune(recipe, overrides, out, seed=seed, device=device, resume=resume, overwrite=overwrite)
+    shown = {"quiet": quiet, "as_json": as_json}
+    how: dict[str, Any] = {"device": device, "resume": resume, "overwrite": overwrite}
+    _prune(recipe, overrides, out, seed=seed, shown=shown, tensorboard=tensorboard, **how)
 
 
 @app.command(epilog="Example:  paam recipes")
@@ -94,21 +114,46 @@ def recipes() -> None:
     Console().print(table)
 
 
-def _prune(recipe: str, overrides: dict[str, Any], out: Path, *, seed: int, **options: Any) -> None:
+def _prune(
+    recipe: str,
+    overrides: dict[str, Any],
+    out: Path,
+    *,
+    seed: int,
+    shown: dict[str, bool],
+    tensorboard: bool,
+    **options: Any,
+) -> None:
     """Run a recipe in front of the user."""
-    console = Console()
     loaded = load_recipe(recipe, overrides)
     try:
-        with Progressing(console) as progress:
-            events: list[Event] = run(loaded, out, seed=seed, watch=progress.event, on_step=progress.step, **options)
+        with contextlib.ExitStack() as views:
+            boards = [views.enter_context(TensorBoardView(out / TENSORBOARD))] if tensorboard else []
+            view = views.enter_context(choose_view("Ctrl-C stops; --resume goes on", **shown))
+            told = [view.event, *(board.event for board in boards)]
+            events = run(loaded, out, seed=seed, watch=_each(told), on_step=view.step, **options)
     except KeyboardInterrupt:
         if checkpoints(out / CHECKPOINTS):
             complain(f"stopped; the same options with --resume go on with {out}, from its last checkpoint.")
         else:
             complain("stopped before the first checkpoint; there is nothing to resume yet.")
         raise typer.Exit(130) from None
+    if shown["as_json"]:
+        return
+    if shown["quiet"]:
+        put(f"{result_line(of_kind(events, 'start')[0], of_kind(events, 'end')[0])}; {out}")
+        return
+    console = Console()
     console.print(summary(events))
     console.print(f"\nartifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors", highlight=False)
+
+
+def _each(told: Sequence[Callable[[Event], None]]) -> Callable[[Event], None]:
+    def watch(event: Event) -> None:
+        for tell in told:
+            tell(event)
+
+    return watch
 
 
 def _holds_demo(out: Path) -> bool:

@@ -20,9 +20,10 @@ from paam.errors import ArtifactError, DataError, DeviceError, DivergedError, Re
 from paam.files import write_atomically
 from paam.graph.modes import evaluating
 from paam.models import build_model
+from paam.progress import PROGRESS_FILE, ProgressFile
 from paam.pruner import Pruner
 from paam.recipe import Recipe, recipe_to_toml
-from paam.record import VERSION, Event, RecordWriter, environment, of_kind, read_record
+from paam.record import RECORD_FILE, VERSION, Event, RecordWriter, environment, of_kind, read_record
 from paam.schedule import phase_at
 from paam.select import select
 from paam.speed import measure_latency
@@ -32,9 +33,9 @@ from paam.train.engine import Engine
 from paam.version import __version__
 
 RECIPE_FILE = "recipe.toml"
-RECORD_FILE = "record.jsonl"
 CHECKPOINTS = "checkpoints"
-OWN_FILES = {RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE, CHECKPOINTS}
+TENSORBOARD = "tensorboard"
+OWN_FILES = {RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE, CHECKPOINTS, PROGRESS_FILE, TENSORBOARD}
 LATENCY_BATCH = 128
 
 OnStep = Callable[[int, int], None]
@@ -51,12 +52,17 @@ def run(
     watch: Callable[[Event], None] = lambda event: None,
     on_step: OnStep = lambda step, steps: None,
 ) -> list[Event]:
-    """Run a recipe and return its record. Nothing is written before data, model and target have been checked."""
+    """Run a recipe and return its record. Nothing is written before data, model and target have been checked.
+
+    ``watch`` is told of every event. A run that goes on is announced by ``resumed``, which no record holds, and then
+    told again from its start, so that a view needs nothing but what it is told; ``on_step(step, steps)``: of each step.
+    """
     device = find_device(device)
     if not 0 <= seed < 1 << 31:
         raise RecipeError(f"The seed must be from 0 to {(1 << 31) - 1}; {seed} was given.")
     finished = _check_directory(out, recipe, seed, resume=resume, overwrite=overwrite)
     if finished:
+        _tell_again(finished, watch)
         return finished
     with _threads(recipe.train.threads):
         return _run(recipe, out, seed=seed, device=device, resume=resume, watch=watch, on_step=on_step)
@@ -73,15 +79,22 @@ def _run(
 
     writer = _prepare_directory(out, recipe, first if saved else None)
 
+    progress = ProgressFile(out / PROGRESS_FILE)
+
     def emit(event: Event) -> None:
         writer(event)
+        progress.event(event)
         watch(event)
+
+    def step_done(step: int, steps: int) -> None:
+        progress.step(step, steps)
+        on_step(step, steps)
 
     if saved is None:
         emit(_start_event(recipe, seed, device, pruner, data))
     else:
-        watch(of_kind(read_record(out / RECORD_FILE), "start")[0])
-        watch({"event": "resumed", "epoch": first})
+        _tell_again(read_record(out / RECORD_FILE), watch)
+        progress.clock.epoch = first
     normalize = Normalization(data.mean, data.std)
     settings = recipe.data
     batches = TrainingBatches(
@@ -95,7 +108,7 @@ def _run(
     )
     monitor = EvaluationBatches(data.holdout or data.test, normalize, device=device)
     engine = Engine(pruner, recipe, batches, seed=seed, emit=emit)
-    engine.on_step = on_step
+    engine.on_step = step_done
     if saved is not None:
         engine.restore(first, *saved)
     for epoch in range(first, recipe.schedule.total):
@@ -111,6 +124,14 @@ def _run(
     test = EvaluationBatches(data.test, normalize, device=device)
     _finish(engine, test, _example(data, device, LATENCY_BATCH), out, emit)
     return read_record(out / RECORD_FILE)
+
+
+def _tell_again(events: list[Event], watch: Callable[[Event], None]) -> None:
+    """A record that was there before, to a view that knows nothing of it; ``told``: how many events are old."""
+    done = [event["epoch"] + 1 for event in of_kind(events, "epoch")]
+    watch({"event": "resumed", "epoch": max(done, default=0), "told": len(events)})
+    for event in events:
+        watch(event)
 
 
 @contextmanager
@@ -183,8 +204,9 @@ def _prepare_directory(out: Path, recipe: Recipe, resume_at: int | None) -> Reco
         return RecordWriter(out / RECORD_FILE, keep_before_epoch=resume_at)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        old = [out / name for name in (RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE)]
-        for path in (*old, *checkpoints(out / CHECKPOINTS)):
+        old = [out / name for name in (RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE, PROGRESS_FILE)]
+        boards = (out / TENSORBOARD).glob("events.out.tfevents.*")
+        for path in (*old, *checkpoints(out / CHECKPOINTS), *boards):
             path.unlink(missing_ok=True)
     except OSError as error:
         raise ArtifactError(f"The run directory {out} cannot be made: {error.strerror}.") from error

@@ -1,0 +1,103 @@
+"""A run on the whole terminal, redrawn in place a few times a second; what was said stays there afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+
+from rich.console import Console, Group
+from rich.live import Live
+
+from paam.progress import Progress, StepClock
+from paam.record import Event
+from paam.report.frame import frame
+from paam.report.state import Resuming, RunState, after
+from paam.report.words import clean, selection_line, start_line
+
+REDRAWS_PER_SECOND = 4
+
+
+class LiveView:
+    """Shows events as they come; a context manager, so that the terminal is left in order.
+
+    It uses the terminal's second screen: a resize cannot tear what has been drawn, and nothing wraps or scrolls.
+    """
+
+    def __init__(self, console: Console, hint: str) -> None:
+        self.console = console
+        self.hint = hint
+        self.heard = True
+        self.warning = ""
+        self.state = RunState()
+        self.clock = StepClock()
+        self.story: list[str] = []
+        self.resuming = Resuming()
+        self.said = _Said()
+        self.lock = threading.Lock()  # the redrawing thread must not see half an event
+        self.live = Live(
+            console=console,
+            screen=True,
+            refresh_per_second=REDRAWS_PER_SECOND,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            get_renderable=self._render,
+        )
+        self.stack = contextlib.ExitStack()
+
+    def __enter__(self) -> LiveView:
+        self.live.start(refresh=True)
+        self.stack.enter_context(contextlib.redirect_stdout(self.said))
+        self.stack.enter_context(contextlib.redirect_stderr(self.said))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stack.close()
+        self.live.stop()
+        for line in [*self.story, *self.said.lines()]:
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def event(self, event: Event) -> None:
+        with self.lock:
+            self.state = after(self.state, event)
+            self.clock.event(event)
+            if self.resuming.is_old(event):
+                return
+            if event["event"] == "start":
+                self.story.append(start_line(event))
+            elif event["event"] == "resumed":
+                self.story.append(f"resumed after epoch {event['epoch']}")
+            elif event["event"] == "selection":
+                self.story.append(selection_line(event))
+
+    def step(self, step: int, steps: int) -> None:
+        self.at(self.clock.step(step, steps))
+
+    def at(self, progress: Progress | None) -> None:
+        self.state.progress = progress
+
+    def warn(self, sentence: str) -> None:
+        """A sentence about the run as it is now; an empty one takes it back."""
+        self.warning = sentence
+
+    def _render(self) -> Group:
+        width, height = self.console.size
+        with self.lock:
+            lines = frame(self.state, width, height, hint=self.hint, warning=self.warning, news=self.said.lines()[-3:])
+        return Group(*lines)
+
+
+class _Said(io.TextIOBase):
+    """Takes what libraries print meanwhile (warnings, a model's own print) and keeps it for afterwards."""
+
+    def __init__(self) -> None:
+        self.text = io.StringIO()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        return self.text.write(text)
+
+    def lines(self) -> list[str]:
+        return [clean(line) for line in self.text.getvalue().splitlines() if line.strip()]
