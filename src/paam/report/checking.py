@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any
 
 from paam.errors import ArtifactError
 from paam.record import Event, read_record
+from paam.schedule import Schedule
 
 Check = Callable[[Any], bool]
+LONGEST = 10**6
+"""Epochs of a schedule."""
 LARGEST = 2**63
 """Larger numbers are damage, and some do not even fit into a float."""
 
@@ -25,10 +29,6 @@ def positive(value: Any) -> bool:
 
 def whole(value: Any) -> bool:
     return number(value) and isinstance(value, int) and value >= 0
-
-
-def epochs(value: Any) -> bool:
-    return whole(value) and value <= 10**6
 
 
 def text(value: Any) -> bool:
@@ -61,19 +61,30 @@ def groups(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(group, dict) for group in value.values())
 
 
-def table(value: Any) -> bool:
-    return isinstance(value, dict)
+def schedule(value: Any) -> bool:
+    return isinstance(value, dict) and read_schedule(value) is not None
+
+
+def read_schedule(table: dict[str, Any]) -> Schedule | None:
+    """The schedule of a recorded recipe, its unknown keys left out; None when it is none."""
+    known = {item.name: item.default for item in dataclasses.fields(Schedule)}
+    values = {name: value for name, value in table.items() if name in known}
+    if not all(type(value) is type(known[name]) for name, value in values.items()):
+        return None
+    read = Schedule(**values)
+    lengths = (read.warmup, read.cycles, read.score, read.weight, read.finetune)
+    sensible = all(0 <= length < LONGEST for length in lengths) and read.score + read.weight > 0
+    return read if sensible and read.total < LONGEST else None
 
 
 _LATENCY = {"median": positive, "low": number, "high": number}
 _RESULT = {"accuracy": number, "params": whole, "macs": whole, "latency_ms": _LATENCY}
 _DENSE = {**_RESULT, "params": positive, "macs": positive, "trained": text}
-_RECIPE = {"model": {"name": text}, "data": {"name": text}, "prune": {"scorer": text}, "schedule": table}
+_RECIPE = {"model": {"name": text}, "data": {"name": text}, "prune": {"scorer": text}, "schedule": schedule}
 _SHARES = {"kept_params": number, "kept_macs": number}
 
 KINDS: dict[str, dict[str, Any]] = {
     "start": {
-        "epochs": epochs,
         "seed": whole,
         "monitor": text,
         "hardware": text,

@@ -15,6 +15,7 @@ from paam.errors import ArtifactError
 from paam.record import RECORD_FILE, Event, of_kind
 from paam.report.alive import life, silent_for
 from paam.report.checking import read_events
+from paam.report.state import schedule_phases
 from paam.report.words import MONITORS, age, clean, removed
 
 LEVELS = 4
@@ -96,7 +97,7 @@ def _summarised(path: Path, events: list[Event], quiet: float) -> RunRow:
         state=state,
         age_seconds=quiet,
         epochs_done=max((event["epoch"] + 1 for event in epochs), default=0),
-        epochs=start["epochs"],
+        epochs=len(schedule_phases(start)),
         model=clean(recipe["model"]["name"]),
         data=clean(recipe["data"]["name"]),
         scorer=clean(recipe["prune"]["scorer"]),
@@ -134,13 +135,14 @@ def _two_lines_each(rows: Sequence[RunRow], width: int) -> list[RenderableType]:
     for row in rows:
         state = _state(row)
         path = Text(row.path, "bold")
-        path.truncate(max(width - state.cell_len - 2, 8), overflow="ellipsis")
-        lines.append(path + Text("  ") + state)
-        what = f"  {row.model} on {row.data}, PAAM-{row.scorer}, seed {row.seed}" if row.model else " "
-        parts = [what, _accuracy(row), _named("MACs", row.macs_removed), _named("parameters", row.params_removed)]
-        second = Text("  ".join(part for part in [*parts, f"{age(row.age_seconds)} ago"] if part), "dim")
-        second.overflow, second.no_wrap = "ellipsis", True
-        lines.append(second)
+        written = f"  {age(row.age_seconds)} ago"
+        path.truncate(max(width - state.cell_len - 2 - len(written), 8), overflow="ellipsis")
+        lines.append(Text.assemble(path, "  ", state, (written, "dim")))
+        if row.model is not None:
+            what = f"  {row.model} on {row.data}, {row.scorer}, seed {row.seed}"
+            parts = [what, _accuracy(row), _named("MACs", row.macs_removed), _named("params", row.params_removed)]
+            second = Text("  ".join(part for part in parts if part), no_wrap=True, overflow="ellipsis")
+            lines.append(second)
     return lines
 
 

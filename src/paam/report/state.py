@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from paam.progress import Progress
 from paam.record import Event
-from paam.report.checking import require
-from paam.schedule import Phase, Schedule, phase_at
+from paam.report.checking import read_schedule, require
+from paam.schedule import Phase, phase_at
 
 
 @dataclass
@@ -27,11 +25,11 @@ class RunState:
     accuracies: list[float] = field(default_factory=list)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     progress: Progress | None = None
-    phases: list[Phase | None] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
 
     @property
     def epochs(self) -> int:
-        return 0 if self.start is None else int(self.start["epochs"])
+        return len(self.phases)
 
     @property
     def current(self) -> Progress | None:
@@ -40,12 +38,12 @@ class RunState:
 
     @property
     def phase(self) -> Phase | None:
-        """Where the epoch that is under way stands; None behind the last, or when the record does not tell."""
+        """Where the epoch that is under way stands; None behind the last one."""
         return self.phases[self.done] if self.done < len(self.phases) else None
 
     @property
     def cycles(self) -> int:
-        return max((phase.cycle for phase in self.phases if phase is not None), default=0)
+        return max((phase.cycle for phase in self.phases), default=0)
 
     def seconds_left(self) -> float | None:
         """Of all epochs: each is taken to last as long as the median of its phase, or of all where its phase is new.
@@ -61,11 +59,10 @@ class RunState:
         else:
             return None
         length = {name: statistics.median(several) for name, several in self.seconds.items()}
-        rest = Counter("" if phase is None else phase.name for phase in self.phases[self.done :])
+        rest = Counter(phase.name for phase in self.phases[self.done :])
         left = sum(length.get(name, usual) * epochs for name, epochs in rest.items())
-        if current is not None and rest:
-            now = "" if self.phase is None else self.phase.name
-            left -= length.get(now, usual) * current.step / current.steps
+        if current is not None and self.phase is not None:
+            left -= length.get(self.phase.name, usual) * current.step / current.steps
         return left
 
 
@@ -74,10 +71,7 @@ def after(state: RunState, event: Event) -> RunState:
     require(event)
     kind = event["event"]
     if kind == "start":
-        schedule = _schedule(event["recipe"]["schedule"])
-        total = 0 if schedule is None else schedule.total
-        phases = [phase_at(schedule, e) if schedule and e < total else None for e in range(event["epochs"])]
-        return RunState(start=event, phases=phases)
+        return RunState(start=event, phases=schedule_phases(event))
     if kind == "resumed":
         return RunState()
     if kind in ("scores", "selection", "end"):
@@ -89,6 +83,13 @@ def after(state: RunState, event: Event) -> RunState:
         if event["accuracy"] is not None:
             state.accuracies.append(event["accuracy"])
     return state
+
+
+def schedule_phases(start: Event) -> list[Phase]:
+    """The phase of every epoch."""
+    schedule = read_schedule(start["recipe"]["schedule"])
+    assert schedule is not None  # the event has been checked
+    return [phase_at(schedule, epoch) for epoch in range(schedule.total)]
 
 
 class Resuming:
@@ -103,12 +104,3 @@ class Resuming:
             return False
         self.left -= 1
         return self.left >= 0
-
-
-def _schedule(recipe: dict[str, Any]) -> Schedule | None:
-    names = [item.name for item in dataclasses.fields(Schedule)]
-    values = {name: recipe[name] for name in names if name in recipe}
-    if len(values) < len(names) or not all(isinstance(v, int) and 0 <= v < 2**31 for v in values.values()):
-        return None
-    schedule = Schedule(**values)
-    return schedule if schedule.cycles == 0 or schedule.score + schedule.weight else None
