@@ -172,14 +172,14 @@ def _layers(selection: Event, width: int, height: int) -> list[Text]:
     bar = min(max(cell - longest - COUNTS - 2, 8), WIDEST_BAR)
     lines = [Text() for _ in range(rows)]
     for place, layer in enumerate(shown):
-        lines[place % rows].append(_layer(*layer, cell=cell, bar=bar))
+        lines[place % rows].append(_layer(*layer, label=min(longest, cell - bar - COUNTS - 2), bar=bar, cell=cell))
     return [head, *lines]
 
 
-def _layer(name: str, kept: int, width: int, *, cell: int, bar: int) -> Text:
-    label = Text(name)
-    label.truncate(max(cell - bar - COUNTS - 2, 1), overflow="ellipsis", pad=True)
+def _layer(name: str, kept: int, width: int, *, label: int, bar: int, cell: int) -> Text:
+    shown = Text(name)
+    shown.truncate(max(label, 1), overflow="ellipsis", pad=True)
     full = math.ceil(bar * kept / width)  # a single filter shows, none does not
-    line = Text.assemble(label, f"{kept:>5}/{width:<5}", ("█" * full, "green"), ("░" * (bar - full), "bright_black"))
+    line = Text.assemble(shown, f"{kept:>5}/{width:<5}", ("█" * full, "green"), ("░" * (bar - full), "bright_black"))
     line.truncate(cell, overflow="ellipsis", pad=True)
     return line

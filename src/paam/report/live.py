@@ -28,6 +28,7 @@ class LiveView:
         self.console = console
         self.hint = hint
         self.heard = True
+        self.closing = False
         self.warning = ""
         self.state = RunState()
         self.clock = StepClock()
@@ -53,6 +54,8 @@ class LiveView:
 
     def __exit__(self, *exception: object) -> None:
         self.stack.close()
+        self.closing = True
+        self.live.refresh()
         self.live.stop()
         for line in [*self.story, *self.said.lines()]:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -81,6 +84,8 @@ class LiveView:
         self.warning = sentence
 
     def _render(self) -> Group:
+        if self.closing:  # terminals that were resized meanwhile may keep rows of the second screen
+            return Group()
         width, height = self.console.size
         with self.lock:
             lines = frame(self.state, width, height, hint=self.hint, warning=self.warning, news=self.said.lines()[-3:])
