@@ -73,22 +73,22 @@ def runs(
 
 def _follow(run_directory: Path, view: View) -> RunState:
     """Tell a view what happens until the run has ended, or its process, or until nobody reads the view any more."""
-    follower, state = Follower(run_directory / RECORD_FILE), RunState()
-    while state.end is None and view.heard:
-        news: list[Event] = follower.poll()
-        for event in news:
-            state = after(state, event)
-            view.event(event)
-        if state.end is not None:
-            break
-        view.at(read_progress(run_directory / PROGRESS_FILE))
-        longest = max((max(several) for several in state.seconds.values()), default=0.0)
-        signs = life(run_directory, longest)
-        if signs == "gone" and not news:  # else it may have written its last words since they were read
-            break
-        view.warn(_silence(run_directory, signs))
-        time.sleep(POLL)
-    follower.close()
+    state = RunState()
+    with Follower(run_directory / RECORD_FILE) as follower:
+        while view.heard:
+            news: list[Event] = follower.poll()
+            for event in news:
+                state = after(state, event)
+                view.event(event)
+            if state.end is not None:
+                break
+            view.at(read_progress(run_directory / PROGRESS_FILE))
+            longest = max((max(several) for several in state.seconds.values()), default=0.0)
+            signs = life(run_directory, longest)
+            if signs == "gone" and not news:  # else it may have written its last words since they were read
+                break
+            view.warn(_silence(run_directory, signs))
+            time.sleep(POLL)
     return state
 
 

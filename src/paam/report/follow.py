@@ -20,6 +20,12 @@ class Follower:
         self.rest = b""
         self.lines: list[bytes] = []
 
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._close()
+
     def poll(self) -> list[Event]:
         """Events that are new. A record that was written anew is told from its start.
 
@@ -33,7 +39,7 @@ class Follower:
                 return []  # between two runs; without any, the caller has said so
             except OSError as error:
                 raise ArtifactError(f"The record {self.path} cannot be read: {error.strerror}.") from error
-            self.close()
+            self._close()
             before, self.file, self.rest, self.lines = self.lines, opened, b"", []
         known = len(self.lines)
         *whole, self.rest = (self.rest + self.file.read()).split(b"\n")
@@ -44,7 +50,7 @@ class Follower:
             events.insert(0, {"event": "resumed", "epoch": max(epochs, default=-1) + 1, "told": len(events)})
         return events
 
-    def close(self) -> None:
+    def _close(self) -> None:
         if self.file is not None:
             self.file.close()
 
