@@ -2,7 +2,7 @@
 # make test   the test suite
 # make check  lint and types
 # make test-slow   tests that need the public checkpoints and CIFAR-10 beside this repository
-# make test-zoo    every CNN of torchvision and 30 families of timm, and exports; installs those packages
+# make test-zoo    every CNN of torchvision and 30 families of timm, exports, TensorBoard; installs those packages
 # make coverage    examine the zoos anew and rewrite docs/coverage.md
 
 PYTHON ?= python3
@@ -23,7 +23,7 @@ test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
 test-zoo: $(EXTRAS)
-	$(BIN)/python -m pytest -m zoo tests/test_zoo.py
+	$(BIN)/python -m pytest -m zoo tests/test_zoo.py tests/test_tensorboard.py
 
 coverage: $(EXTRAS)
 	cd tests && ../$(BIN)/python zoo.py
@@ -48,5 +48,5 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 $(EXTRAS): $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,torchvision,timm,onnx,benchmarks]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,torchvision,timm,onnx,tensorboard,benchmarks]"
 	touch $(EXTRAS)

@@ -34,6 +34,7 @@ class TensorBoardView:
         self.folder = folder
         self.writer: Any = None
         self.monitor = ""
+        self.done = 0
 
     def __enter__(self) -> TensorBoardView:
         return self
@@ -67,7 +68,8 @@ class TensorBoardView:
                 f"accuracy/{self.monitor}": event["accuracy"],
             }
             scalars |= {"kept/MACs": event["kept_macs"], "kept/parameters": event["kept_params"]}
-            self._scalars(scalars, event["epoch"] + 1)
+            self.done = event["epoch"] + 1
+            self._scalars(scalars, self.done)
         elif kind == "scores":
             for layer, scores in event["scores"].items():
                 self.writer.add_histogram(f"scores/{layer}", np.asarray(scores), event["epoch"] + 1)
@@ -77,9 +79,9 @@ class TensorBoardView:
             kept, width = filters(event)
             self._scalars({"kept/filters": kept / width if width else 1.0}, event["epoch"])
         elif kind == "end":
-            self._scalars({f"test/{name}": event[name]["accuracy"] for name in ("dense", "pruned")}, None)
+            self._scalars({f"test/{name}": event[name]["accuracy"] for name in ("dense", "pruned")}, self.done)
 
-    def _scalars(self, scalars: dict[str, float | None], step: int | None) -> None:
+    def _scalars(self, scalars: dict[str, float | None], step: int) -> None:
         for name, value in scalars.items():
             if value is not None:
                 self.writer.add_scalar(name, value, step)
