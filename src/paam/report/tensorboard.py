@@ -13,8 +13,8 @@ from paam.record import Event
 from paam.report.checking import require
 from paam.report.words import filters
 
-FOLDER = "tensorboard"
 FILES = "events.out.tfevents.*"
+"""As TensorBoard's writer names them."""
 KEPT, GONE, PAPER = (31, 136, 61), (208, 215, 222), (255, 255, 255)
 BAR, GAP = 6, 2
 """Rows of pixels of a layer, and between two."""
