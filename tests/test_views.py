@@ -237,6 +237,15 @@ def test_an_error_leaves_the_terminal_in_order():
     assert not view.live.is_started
 
 
+def test_who_leaves_by_ctrl_c_is_told_only_what_libraries_have_said():
+    console, file = terminal()
+    with contextlib.suppress(KeyboardInterrupt), LiveView(console, "hint") as view:
+        view.event(start())
+        sys.stdout.write("a warning\n")
+        raise KeyboardInterrupt
+    assert file.getvalue().partition("\x1b[?1049l")[2].replace("\x1b[?25h", "") == "a warning\n"
+
+
 def test_a_resumed_run_keeps_its_curve_and_says_its_story_once():
     console, file = terminal()
     old = record(4)

@@ -54,7 +54,14 @@ def widths(value: Any) -> bool:
 
 def scores(value: Any) -> bool:
     """{layer: [score of each filter]}"""
-    return isinstance(value, dict) and all(isinstance(v, list) and v and all(map(number, v)) for v in value.values())
+    return isinstance(value, dict) and all(isinstance(v, list) and v and _numbers(v) for v in value.values())
+
+
+def _numbers(values: list[Any]) -> bool:
+    """As ``number`` of each, but quick where all are floats, as in thousands of scores."""
+    if set(map(type, values)) == {float}:  # a sum that is finite has no NaN in it, which min and max would overlook
+        return math.isfinite(sum(values)) and min(values) > -LARGEST and max(values) < LARGEST
+    return all(map(number, values))
 
 
 def groups(value: Any) -> bool:
@@ -62,10 +69,10 @@ def groups(value: Any) -> bool:
 
 
 def schedule(value: Any) -> bool:
-    return isinstance(value, dict) and read_schedule(value) is not None
+    return isinstance(value, dict) and _read_schedule(value) is not None
 
 
-def read_schedule(table: dict[str, Any]) -> Schedule | None:
+def _read_schedule(table: dict[str, Any]) -> Schedule | None:
     """The schedule of a recorded recipe, its unknown keys left out; None when it is none."""
     known = {item.name: item.default for item in dataclasses.fields(Schedule)}
     values = {name: value for name, value in table.items() if name in known}
@@ -131,6 +138,13 @@ def _problem(found: dict[str, Any], needed: dict[str, Any], where: str) -> str |
         elif not check(value):
             return f"'{key}' of {where} makes no sense"
     return None
+
+
+def recorded_schedule(start: Event) -> Schedule:
+    """Of a start event that has been checked."""
+    schedule = _read_schedule(start["recipe"]["schedule"])
+    assert schedule is not None
+    return schedule
 
 
 def require(event: Event) -> None:

@@ -52,12 +52,13 @@ class LiveView:
         self.stack.enter_context(contextlib.redirect_stderr(self.said))
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, *exception: object) -> None:
         self.stack.close()
         self.closing = True
         self.live.refresh()
         self.live.stop()
-        for line in [*self.story, *self.said.lines()]:
+        story = [] if kind is KeyboardInterrupt else self.story  # who leaves has seen it
+        for line in [*story, *self.said.lines()]:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def event(self, event: Event) -> None:

@@ -14,8 +14,7 @@ from rich.text import Text
 from paam.errors import ArtifactError
 from paam.record import RECORD_FILE, Event, of_kind
 from paam.report.alive import life, silent_for
-from paam.report.checking import read_events
-from paam.report.state import schedule_phases
+from paam.report.checking import read_events, recorded_schedule
 from paam.report.words import MONITORS, age, clean, removed
 
 LEVELS = 4
@@ -97,7 +96,7 @@ def _summarised(path: Path, events: list[Event], quiet: float) -> RunRow:
         state=state,
         age_seconds=quiet,
         epochs_done=max((event["epoch"] + 1 for event in epochs), default=0),
-        epochs=len(schedule_phases(start)),
+        epochs=recorded_schedule(start).total,
         model=clean(recipe["model"]["name"]),
         data=clean(recipe["data"]["name"]),
         scorer=clean(recipe["prune"]["scorer"]),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from paam.progress import Progress
 from paam.record import Event
-from paam.report.checking import read_schedule, require
+from paam.report.checking import recorded_schedule, require
 from paam.schedule import Phase, phase_at
 
 
@@ -71,7 +71,8 @@ def after(state: RunState, event: Event) -> RunState:
     require(event)
     kind = event["event"]
     if kind == "start":
-        return RunState(start=event, phases=schedule_phases(event))
+        schedule = recorded_schedule(event)
+        return RunState(start=event, phases=[phase_at(schedule, epoch) for epoch in range(schedule.total)])
     if kind == "resumed":
         return RunState()
     if kind in ("scores", "selection", "end"):
@@ -83,13 +84,6 @@ def after(state: RunState, event: Event) -> RunState:
         if event["accuracy"] is not None:
             state.accuracies.append(event["accuracy"])
     return state
-
-
-def schedule_phases(start: Event) -> list[Phase]:
-    """The phase of every epoch."""
-    schedule = read_schedule(start["recipe"]["schedule"])
-    assert schedule is not None  # the event has been checked
-    return [phase_at(schedule, epoch) for epoch in range(schedule.total)]
 
 
 class Resuming:

@@ -20,7 +20,7 @@ def summary(events: list[Event]) -> Group:
 
 def _headline(start: Event, end: Event) -> Table:
     dense, pruned = end["dense"], end["pruned"]
-    table = Table(title=Text(title(start)), title_justify="left")
+    table = Table(title=Text(title(start), "italic"), title_justify="left")
     table.add_column("")
     for name in (f"dense ({clean(dense['trained'])})", "pruned", "change"):
         table.add_column(Text(name), justify="right")
