@@ -48,6 +48,6 @@ def _layers(start: Event, end: Event, bar: int = 32) -> Table:
     for name, (kept, width) in end["kept_filters"].items():
         full = math.ceil(bar * kept / width)  # a single filter shows, none does not
         stream = " (stream)" if start["groups"].get(name, {}).get("stream") else ""
-        row = Text("█" * full, "green").append("░" * (bar - full), "dim")
+        row = Text.assemble(("█" * full, "green"), ("░" * (bar - full), "dim"))
         table.add_row(Text(clean(name) + stream), str(kept), str(width), row)
     return table
