@@ -186,7 +186,7 @@ def test_no_line_is_wider_and_no_screen_higher_than_the_terminal():
         state = state_of([*events, {**SELECTION, "kept_filters": many}], Progress(5, 123456, 1234567, 3600.0))
         for width in (1, 2, 5, 17, 40, 79, 80, 81, 119, 140, 250):
             for height in (1, 2, 5, 12, 24, 40, 90):
-                lines = screen(state, width, height, news=[name] * 4)
+                lines = screen(state, width, height, news=[name] * 3)
                 assert len(lines) == height
                 assert max(map(cell_len, lines)) <= width, (name, width)
                 assert all(character.isprintable() for line in lines for character in line)
@@ -225,6 +225,16 @@ def test_the_live_view_uses_the_second_screen_and_leaves_a_transcript():
     assert lines[1].startswith("cycle 1: 3 of 10 filters stay (scores from 0.500), 55.0 % of MACs, 40.0 % of")
     assert lines[2:4] == ["a model's own words", "mind this"]
     assert sys.stdout is not view.said
+
+
+def test_a_talkative_model_cannot_fill_the_memory():
+    console, file = terminal()
+    with LiveView(console, "hint"):
+        for number in range(1500):
+            sys.stdout.write(f"step {number}\r")
+        sys.stdout.write("half a line")
+    lines = file.getvalue().partition("\x1b[?1049l")[2].replace("\x1b[?25h", "").splitlines()
+    assert lines == ["(500 lines before these are lost)", *(f"step {n}" for n in range(500, 1500)), "half a line"]
 
 
 def test_an_error_leaves_the_terminal_in_order():

@@ -196,8 +196,9 @@ def test_a_run_whose_process_is_gone_ends_the_watch(cli, tmp_path):
     assert done.code == 1
     assert "   3/7  scoring filters" in done.out
     assert done.err == ("paam: The run in run stopped in epoch 4 of 7; its command with --resume goes on with it.\n")
-    write_run(tmp_path / "run", [], age=HOUR)
-    assert "stopped before its first event" in cli("watch", "run").err
+    for events, where in ((record(7, end=False), "while its result was measured"), ([], "before its first event")):
+        write_run(tmp_path / "run", events, age=HOUR)
+        assert f"stopped {where};" in cli("watch", "run").err
 
 
 def test_a_folder_without_a_record_is_refused(cli, tmp_path):

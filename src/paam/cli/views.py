@@ -44,8 +44,7 @@ def watch(
     if not view.heard:
         return
     if state.end is None:
-        where = f"in epoch {state.done + 1} of {state.epochs}" if state.start else "before its first event"
-        complain(f"The run in {run_directory} stopped {where}; its command with --resume goes on with it.")
+        complain(f"The run in {run_directory} stopped {_where(state)}; its command with --resume goes on with it.")
         raise typer.Exit(1)
     if not as_json and state.start is not None:
         Console().print(summary([state.start, state.end]))
@@ -67,7 +66,7 @@ def runs(
         raise ArtifactError(f"There are no runs in {directory}: no folder in it holds a {RECORD_FILE}.")
     console = Console()
     if not console.is_terminal:
-        console.width = max(console.width, 200)  # one line per run, for grep
+        console.width = 10_000  # one line per run, for grep
     console.print(runs_table(rows, console.width))
 
 
@@ -90,6 +89,12 @@ def _follow(run_directory: Path, view: View) -> RunState:
             view.warn(_silence(run_directory, signs))
             time.sleep(POLL)
     return state
+
+
+def _where(state: RunState) -> str:
+    if state.start is None:
+        return "before its first event"
+    return f"in epoch {state.done + 1} of {state.epochs}" if state.phase else "while its result was measured"
 
 
 def _silence(run_directory: Path, signs: Life) -> str:

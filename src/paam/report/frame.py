@@ -37,7 +37,7 @@ def frame(state: RunState, width: int, height: int, *, hint: str, warning: str =
     else:
         lines = [*_header(state, state.start, inner), *_progress(state, inner), Text(), *_figures(state, inner), Text()]
         lines += [*_curves(state, inner), Text()]
-    bottom = [Text(clean(line), "dim") for line in news[-3:]]
+    bottom = [Text(clean(line), "dim") for line in news]
     bottom.append(Text(warning, "yellow") if warning else Text(hint, "dim"))
     room = height - len(lines) - len(bottom)
     if state.selection is not None and room >= 3:

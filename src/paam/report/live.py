@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
+from collections import deque
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,6 +17,7 @@ from paam.report.state import Resuming, RunState, after
 from paam.report.words import clean, selection_line, start_line
 
 REDRAWS_PER_SECOND = 4
+LINES_KEPT, LONGEST_LINE = 1000, 10_000
 
 
 class LiveView:
@@ -89,21 +91,33 @@ class LiveView:
             return Group()
         width, height = self.console.size
         with self.lock:
-            lines = frame(self.state, width, height, hint=self.hint, warning=self.warning, news=self.said.lines()[-3:])
+            lines = frame(self.state, width, height, hint=self.hint, warning=self.warning, news=self.said.latest(3))
         return Group(*lines)
 
 
 class _Said(io.TextIOBase):
-    """Takes what libraries print meanwhile (warnings, a model's own print) and keeps it for afterwards."""
+    """Takes what libraries print meanwhile (warnings, a model's own print) and keeps the last of it for afterwards."""
 
     def __init__(self) -> None:
-        self.text = io.StringIO()
+        self.whole: deque[str] = deque(maxlen=LINES_KEPT)
+        self.rest = ""
+        self.lost = 0
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
-        return self.text.write(text)
+        *whole, self.rest = (self.rest + text).replace("\r", "\n").split("\n")
+        for line in whole:
+            if line.strip():
+                self.lost += len(self.whole) == LINES_KEPT
+                self.whole.append(clean(line))
+        self.rest = self.rest[-LONGEST_LINE:]
+        return len(text)
+
+    def latest(self, count: int) -> list[str]:
+        return list(self.whole)[-count:]
 
     def lines(self) -> list[str]:
-        return [clean(line) for line in self.text.getvalue().splitlines() if line.strip()]
+        rest = [clean(self.rest)] if self.rest.strip() else []
+        return [*([f"({self.lost} lines before these are lost)"] if self.lost else []), *self.whole, *rest]

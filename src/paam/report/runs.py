@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +21,6 @@ LEVELS = 4
 """Folders below the one given in which runs are looked for."""
 STATES = {"running": "cyan", "stopped": "yellow", "finished": "green", "damaged": "red"}
 """In the order of the listing, with their colours."""
-WIDE = 120
 
 
 @dataclass(frozen=True)
@@ -109,24 +108,26 @@ def _summarised(path: Path, events: list[Event], quiet: float) -> RunRow:
 
 
 def runs_table(rows: Sequence[RunRow], width: int) -> RenderableType:
-    """One line per run where there is room, two otherwise; reasons below."""
-    body = _one_line_each(rows) if width >= WIDE else _two_lines_each(rows, width)
+    """One line per run where all fit, two otherwise; reasons below."""
+    table = _one_line_each(rows)
+    fits = Console(width=10_000).measure(table).maximum <= width
     reasons = [Text(row.why, "red") for row in rows if row.why]
-    return Group(*body, *([Text()] if reasons else []), *reasons)
+    return Group(*([table] if fits else _two_lines_each(rows, width)), *([Text()] if reasons else []), *reasons)
 
 
-def _one_line_each(rows: Sequence[RunRow]) -> list[RenderableType]:
+def _one_line_each(rows: Sequence[RunRow]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("run", overflow="fold")
-    for column in ("state", "model", "data", "scorer"):
+    for column in ("run", "state"):
         table.add_column(column, no_wrap=True)
+    for column in ("model", "data", "scorer"):
+        table.add_column(column, no_wrap=True, max_width=24)
     for column in ("seed", "accuracy", "MACs", "parameters", "written"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         cells = [row.model or "", row.data or "", row.scorer or "", "" if row.seed is None else str(row.seed)]
         cells += [_accuracy(row), _less(row.macs_removed), _less(row.params_removed), f"{age(row.age_seconds)} ago"]
         table.add_row(Text(row.path), _state(row), *map(Text, cells))
-    return [table]
+    return table
 
 
 def _two_lines_each(rows: Sequence[RunRow], width: int) -> list[RenderableType]:
