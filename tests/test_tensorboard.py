@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from events import END, KEPT, SCORES, SELECTION, record
 from paam.errors import PaamError
 from paam.recipe import load_recipe
 from paam.record import of_kind
 from paam.report.tensorboard import TensorBoardView, kept_picture
 from paam.train.run import run
-from records import END, KEPT, SCORES, SELECTION, record
 
 GREEN, GREY, WHITE = (31, 136, 61), (208, 215, 222), (255, 255, 255)
 

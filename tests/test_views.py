@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from events import END, KEPT, SCORES, SELECTION, epoch, record, start
 from paam.errors import ArtifactError
 from paam.progress import Progress, ProgressFile, StepClock, read_progress
 from paam.report.checking import KINDS, problem
 from paam.report.frame import frame
 from paam.report.live import LiveView
+from paam.report.phrases import age, curve_blocks, duration, result_line, score_blocks
 from paam.report.plain import JsonView, PlainView
 from paam.report.state import RunState, after
 from paam.report.summary import summary
-from paam.report.words import age, curve_blocks, duration, result_line, score_blocks
-from records import END, KEPT, SCORES, SELECTION, epoch, record, start
 
 
 class Clock:
@@ -317,6 +317,17 @@ def test_plain_lines_of_a_resumed_run_begin_where_it_goes_on(capsys):
     assert second.startswith("   5/7  training weights")
 
 
+def test_what_a_resumed_run_says_of_its_checkpoint_and_its_recipe(capsys):
+    view = PlainView()
+    view.event({"event": "resumed", "epoch": 4, "told": 0, "step": 9, "passed_over": ["epoch-5 is cut short\x1b[1m"]})
+    view.event({"event": "changed", "changes": {"finetune.lr": [0.5, 0.05]}})
+    assert capsys.readouterr().out.splitlines() == [
+        "an older checkpoint is used: epoch-5 is cut short\N{REPLACEMENT CHARACTER}[1m",
+        "resumed after epoch 4 and 9 steps",
+        "from here on finetune.lr = 0.05 (was 0.5)",
+    ]
+
+
 def test_a_warning_is_said_once_until_it_is_taken_back(capsys):
     view = PlainView()
     for sentence in ("quiet", "quiet", "", "quiet"):
@@ -385,8 +396,8 @@ NEEDED = [(kind, path) for kind, needed in KINDS.items() for path in leaves(need
 
 @pytest.mark.parametrize(("kind", "path"), NEEDED, ids=lambda value: ".".join(value) if value else "")
 def test_a_missing_or_senseless_key_is_named(kind, path):
-    resumed = {"event": "resumed", "epoch": 1, "told": 0}
-    whole = next(event for event in [*record(), resumed] if event["event"] == kind)
+    others = [{"event": "resumed", "epoch": 1, "told": 0}, {"event": "changed", "changes": {"finetune.lr": [1, 2]}}]
+    whole = next(event for event in [*record(), *others] if event["event"] == kind)
     assert problem(whole) is None
     for damage in ("gone", None, "\x00", [], {"a": 1}, float("nan"), 10**400, -1, True):
         event = json.loads(json.dumps(whole))

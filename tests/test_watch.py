@@ -17,11 +17,11 @@ import pytest
 from rich.console import Console
 
 import paam.cli
+from events import END, SELECTION, epoch, lines, record, start, write_run
 from paam.errors import ArtifactError
 from paam.report.alive import life
 from paam.report.follow import Follower
 from paam.report.runs import list_runs, runs_table
-from records import END, SELECTION, epoch, lines, record, start, write_run
 
 HOUR = 3600.0
 

@@ -15,11 +15,11 @@ from paam.cli.app import app, complain
 from paam.errors import ArtifactError, PaamError, RecipeError
 from paam.recipe import load_recipe, parse_override, shipped_recipes
 from paam.record import RECORD_FILE, Event, of_kind, read_record
+from paam.report.phrases import result_line
 from paam.report.plain import put
 from paam.report.summary import summary
 from paam.report.tensorboard import TensorBoardView
 from paam.report.views import choose_view
-from paam.report.words import result_line
 from paam.train.checkpoint import checkpoints
 from paam.train.run import CHECKPOINTS, TENSORBOARD, run
 

@@ -17,11 +17,11 @@ from paam.progress import PROGRESS_FILE, read_progress
 from paam.record import RECORD_FILE, Event
 from paam.report.alive import Life, life, silent_for
 from paam.report.follow import Follower
+from paam.report.phrases import age
 from paam.report.runs import list_runs, runs_table
 from paam.report.state import RunState, after
 from paam.report.summary import summary
 from paam.report.views import View, choose_view
-from paam.report.words import age
 
 POLL = 0.5
 """Seconds between looks at the record."""

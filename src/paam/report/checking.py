@@ -64,6 +64,11 @@ def _numbers(values: list[Any]) -> bool:
     return all(map(number, values))
 
 
+def changes(value: Any) -> bool:
+    """{key of the recipe: [before, now]}"""
+    return isinstance(value, dict) and all(isinstance(pair, list) and len(pair) == 2 for pair in value.values())
+
+
 def groups(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(group, dict) for group in value.values())
 
@@ -100,6 +105,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "groups": groups,
     },
     "resumed": {"epoch": whole, "told": whole},
+    "changed": {"changes": changes},
     "epoch": {
         "epoch": whole,
         "phase": text,

@@ -7,8 +7,7 @@ import math
 from rich.text import Text
 
 from paam.record import Event
-from paam.report.state import RunState
-from paam.report.words import (
+from paam.report.phrases import (
     clean,
     curve_blocks,
     duration,
@@ -18,6 +17,7 @@ from paam.report.words import (
     score_blocks,
     title,
 )
+from paam.report.state import RunState
 
 MARGIN = 1
 LABEL = 12

@@ -13,8 +13,8 @@ from rich.live import Live
 from paam.progress import Progress, StepClock
 from paam.record import Event
 from paam.report.frame import frame
+from paam.report.phrases import clean, told_lines
 from paam.report.state import Resuming, RunState, after
-from paam.report.words import clean, selection_line, start_line
 
 REDRAWS_PER_SECOND = 4
 LINES_KEPT, LONGEST_LINE = 1000, 10_000
@@ -55,13 +55,19 @@ class LiveView:
         return self
 
     def __exit__(self, kind: object, *exception: object) -> None:
+        self.close()
+        story = [] if kind is KeyboardInterrupt else self.story  # who leaves has seen it
+        for line in [*story, *self.said.lines()]:
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Give the terminal back, from a signal handler too; again is harmless."""
+        if self.closing:
+            return
         self.stack.close()
         self.closing = True
         self.live.refresh()
         self.live.stop()
-        story = [] if kind is KeyboardInterrupt else self.story  # who leaves has seen it
-        for line in [*story, *self.said.lines()]:
-            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def event(self, event: Event) -> None:
         with self.lock:
@@ -69,12 +75,7 @@ class LiveView:
             self.clock.event(event)
             if self.resuming.is_old(event):
                 return
-            if event["event"] == "start":
-                self.story.append(start_line(event))
-            elif event["event"] == "resumed":
-                self.story.append(f"resumed after epoch {event['epoch']}")
-            elif event["event"] == "selection":
-                self.story.append(selection_line(event))
+            self.story += told_lines(event)
 
     def step(self, step: int, steps: int) -> None:
         self.at(self.clock.step(step, steps))
@@ -90,8 +91,13 @@ class LiveView:
         if self.closing:  # terminals that were resized meanwhile may keep rows of the second screen
             return Group()
         width, height = self.console.size
-        with self.lock:
+        # Not for ever: a signal handler may close the view in the middle of an event.
+        if not self.lock.acquire(timeout=0.5):
+            return Group()
+        try:
             lines = frame(self.state, width, height, hint=self.hint, warning=self.warning, news=self.said.latest(3))
+        finally:
+            self.lock.release()
         return Group(*lines)
 
 

@@ -12,8 +12,8 @@ from typing import Self
 from paam.progress import Progress, StepClock
 from paam.record import Event
 from paam.report.checking import require
+from paam.report.phrases import duration, epoch_line, monitor_name, phase_line, told_lines
 from paam.report.state import Resuming, RunState, after
-from paam.report.words import duration, epoch_line, monitor_name, phase_line, selection_line, start_line
 
 LINE_EVERY = 30.0
 """Seconds between lines inside of one epoch."""
@@ -35,6 +35,9 @@ class PlainView:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         pass
 
     def event(self, event: Event) -> None:
@@ -43,13 +46,9 @@ class PlainView:
         if self.resuming.is_old(event):
             return
         kind, start = event["event"], self.state.start
-        if kind == "start":
-            self._say(start_line(event))
-        elif kind == "resumed":
-            self._say(f"resumed after epoch {event['epoch']}")
-        elif kind == "selection":
-            self._say(selection_line(event))
-        elif kind == "epoch" and start is not None:
+        for line in told_lines(event):
+            self._say(line)
+        if kind == "epoch" and start is not None:
             self._say(f"{self._place(self.state.done)}  {epoch_line(event, monitor_name(start))}")
 
     def step(self, step: int, steps: int) -> None:
@@ -87,6 +86,9 @@ class JsonView:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         pass
 
     def event(self, event: Event) -> None:

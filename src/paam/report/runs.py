@@ -15,7 +15,7 @@ from paam.errors import ArtifactError
 from paam.record import RECORD_FILE, Event, of_kind
 from paam.report.alive import life, silent_for
 from paam.report.checking import read_events, recorded_schedule
-from paam.report.words import MONITORS, age, clean, removed
+from paam.report.phrases import MONITORS, age, clean, removed
 
 LEVELS = 4
 """Folders below the one given in which runs are looked for."""

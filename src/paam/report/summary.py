@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paam.record import Event, of_kind
-from paam.report.words import clean, removed, title
+from paam.report.phrases import clean, removed, title
 
 
 def summary(events: list[Event]) -> Group:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from paam.errors import ArtifactError, PaamError
 from paam.record import Event
 from paam.report.checking import require
-from paam.report.words import filters
+from paam.report.phrases import filters
 
 FILES = "events.out.tfevents.*"
 """As TensorBoard's writer names them."""

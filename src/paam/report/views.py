@@ -26,6 +26,9 @@ class View(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
+    def close(self) -> None:
+        """Give the terminal back at once; leaving the view does it too."""
+
     def event(self, event: Event) -> None: ...
 
     def step(self, step: int, steps: int) -> None:

@@ -67,6 +67,22 @@ def start_line(start: Event) -> str:
     )
 
 
+def told_lines(event: Event) -> list[str]:
+    """What is said of an event besides epochs: the same in a log, and on a terminal behind the live view."""
+    kind = event["event"]
+    if kind == "start":
+        return [start_line(event)]
+    if kind == "resumed":
+        inside = f" and {event['step']} steps" if event.get("step") else ""
+        older = [f"an older checkpoint is used: {clean(reason)}" for reason in event.get("passed_over", ())]
+        return [*older, f"resumed after epoch {event['epoch']}{inside}"]
+    if kind == "changed":
+        return [
+            f"from here on {clean(k)} = {clean(now)} (was {clean(old)})" for k, (old, now) in event["changes"].items()
+        ]
+    return [selection_line(event)] if kind == "selection" else []
+
+
 def selection_line(event: Event) -> str:
     kept, width = filters(event)
     return (
