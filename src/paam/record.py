@@ -17,6 +17,8 @@ from paam.files import parse_json, read_text, write_atomically
 
 VERSION = 1
 RECORD_FILE = "record.jsonl"
+LOCK_FILE = "lock"
+"""Held by the process that writes the record."""
 
 Event = dict[str, Any]
 

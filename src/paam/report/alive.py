@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 from paam.progress import PROGRESS_FILE
-from paam.record import RECORD_FILE
+from paam.record import LOCK_FILE, RECORD_FILE
 
 try:
     import fcntl
 except ImportError:  # not a Unix: silence must do
     fcntl = None  # type: ignore[assignment]
 
-LOCK_FILE = "lock"
 SILENCE = 60.0
 """Seconds without a sign of life after which a run seems to have stopped; more where its epochs are longer."""
 FRESH = 5.0
