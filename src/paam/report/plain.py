@@ -119,4 +119,6 @@ def put(line: str) -> bool:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return False
+    except RuntimeError:  # a signal handler spoke in the middle of another line: that one goes first
+        pass
     return True
