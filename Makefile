@@ -4,7 +4,7 @@
 # make test-slow   tests that need the public checkpoints and CIFAR-10 beside this repository
 # make test-crash  runs killed again and again, in every phase, resumed and compared to the bit
 # make fuzz        thousands of damaged recipes, plans, records, checkpoints, data files and images
-# make test-zoo    every CNN of torchvision and 30 families of timm, and exports; installs those packages
+# make test-zoo    every CNN of torchvision and 30 families of timm, exports, TensorBoard; installs those packages
 # make coverage    examine the zoos anew and rewrite docs/coverage.md
 
 PYTHON ?= python3
@@ -31,7 +31,7 @@ fuzz: $(READY)
 	$(BIN)/python tests/fuzz.py
 
 test-zoo: $(EXTRAS)
-	$(BIN)/python -m pytest -m zoo tests/test_zoo.py
+	$(BIN)/python -m pytest -m zoo tests/test_zoo.py tests/test_tensorboard.py
 
 coverage: $(EXTRAS)
 	cd tests && ../$(BIN)/python zoo.py
@@ -56,5 +56,5 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 $(EXTRAS): $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,torchvision,timm,onnx,benchmarks]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,torchvision,timm,onnx,tensorboard,benchmarks]"
 	touch $(EXTRAS)

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from paam.record import read_record
-from paam.report.console import summary
+from paam.report.summary import summary
 
 record, picture = map(Path, sys.argv[1:])
 console = Console(record=True, width=92, force_terminal=True, file=io.StringIO())

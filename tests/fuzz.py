@@ -36,7 +36,6 @@ from torch import nn
 import paam
 from mutations import damaged, revalued, reworded
 from paam.artifacts import PLAN_FILE, WEIGHTS_FILE
-from paam.cli.training import shown
 from paam.data import cifar10, load_folder
 from paam.data.safe_unpickle import safe_load
 from paam.errors import DataError, PaamError
@@ -44,7 +43,10 @@ from paam.files import read_tensors, write_tensors
 from paam.plan import Plan
 from paam.recipe import load_recipe, parse_override
 from paam.record import RECORD_FILE
-from paam.report.console import Progressing
+from paam.report.checking import read_events
+from paam.report.frame import frame
+from paam.report.state import RunState, after
+from paam.report.summary import summary
 from paam.schedule import Schedule
 from paam.train.checkpoint import KIND, read_newest_checkpoint, write_checkpoint
 from paam.train.directory import begun, find_changes, portable
@@ -149,8 +151,12 @@ def records() -> Attempt:
         events = begun(here)
         if events:
             find_changes(here, events, recipe, 0)
-            Progressing(Console(file=io.StringIO())).event(events[0])
-            shown(here, events)
+            state = RunState()
+            for event in read_events(here / RECORD_FILE):
+                state = after(state, event)
+            frame(state, 80, 24, hint="", news=[])
+            if state.start and state.end:
+                Console(file=io.StringIO()).print(summary([state.start, state.end]))
 
     return attempt
 

@@ -395,6 +395,50 @@ def test_resume_of_a_damaged_record_is_refused(refuse, good_run, here):
     assert snapshot(out) == before
 
 
+# ---------------------------------------------------------------- how it is shown
+
+
+def test_json_on_standard_output_is_the_record(cli, here):
+    done = cli("prune", DIGITS, *QUICK, "--out=out", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == (here / "out" / "record.jsonl").read_text("utf-8")
+    resumed, *rest = cli("prune", DIGITS, *QUICK, "--out=out", "--json", "--resume").out.splitlines(keepends=True)
+    assert json.loads(resumed) == {"event": "resumed", "epoch": 4, "told": len(rest)}
+    assert "".join(rest) == done.out
+
+
+def test_quiet_prints_the_result_in_one_line(cli, here):
+    done = cli("prune", DIGITS, *QUICK, "--out=out", "--quiet")
+    assert (done.code, done.err) == (0, "")
+    end = read_record(here / "out" / "record.jsonl")[-1]
+    macs = 100 * (1 - end["pruned"]["macs"] / end["dense"]["macs"])
+    assert f"test accuracy {end['pruned']['accuracy']:.2f} %, {macs:.1f} % of MACs" in done.out
+    assert done.out.endswith("; out\n")
+    assert len(done.out.splitlines()) == 1
+
+
+def test_quiet_and_json_contradict_each_other(refuse, here):
+    assert "--quiet and --json" in refuse("prune", DIGITS, *QUICK, "--out=out", "--quiet", "--json")
+    assert not (here / "out").exists()
+
+
+def test_a_missing_tensorboard_is_said_before_anything_is_written(refuse, here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert "pip install 'paam[tensorboard]'" in refuse("prune", DIGITS, *QUICK, "--out=out", "--tensorboard")
+    assert not (here / "out").exists()
+
+
+def test_a_reader_that_goes_away_does_not_cost_the_run(here):
+    command = [sys.executable, "-m", "paam", "prune", DIGITS, *QUICK, "--out=out", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=here, env=environment) as run:
+        assert json.loads(run.stdout.readline())["event"] == "start"
+        run.stdout.close()
+        assert run.stderr.read() == b""
+    assert run.returncode == 0
+    assert read_record(here / "out" / "record.jsonl")[-1]["event"] == "end"
+
+
 # ---------------------------------------------------------------- a loss that is lost
 
 
@@ -478,7 +522,7 @@ def test_help_of_prune_names_every_target_and_flag(cli):
     text = words(cli("prune", "--help").out)
     for option in ("--data", "--keep-macs", "--keep-params", "--keep-filters", "--threshold", "--set", "--out"):
         assert option in text
-    for option in ("--seed", "--device", "--resume", "--overwrite"):
+    for option in ("--seed", "--device", "--resume", "--overwrite", "--quiet", "--json", "--tensorboard"):
         assert option in text
 
 

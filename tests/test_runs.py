@@ -263,13 +263,14 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_kept(tmp_path):
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
 
 
-def test_a_resumed_run_shows_where_it_goes_on_and_what_follows(tmp_path):
+def test_a_resumed_run_tells_its_record_again_and_what_follows(tmp_path):
     with pytest.raises(Killed):
         run(short(), tmp_path / "run", device="cpu", watch=killer("epoch", 6))
     seen: list[dict] = []
     events = run(short(), tmp_path / "run", device="cpu", resume=True, watch=seen.append)
-    assert seen[:2] == [events[0], {"event": "resumed", "epoch": 6, "step": 0, "passed_over": []}]
-    assert seen[2:] == [event for event in events[1:] if event.get("epoch", 99) >= 6]
+    before = [event for event in events if event.get("epoch", 99) < 6 or event["event"] == "start"]
+    assert seen == [{"event": "resumed", "epoch": 6, "step": 0, "passed_over": [], "told": len(before)}, *events]
+    assert events[: len(before)] == before
 
 
 # ---------------------------------------------------------------- what a run leaves behind

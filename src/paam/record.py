@@ -68,17 +68,25 @@ def read_record(path: Path) -> list[Event]:
     events: list[Event] = []
     for number, line in enumerate(lines, 1):
         try:
-            event = parse_json(line)
-        except ValueError as error:
-            if number == len(lines):
+            events.append(parse_event(line, path, number))
+        except ArtifactError as error:
+            if number == len(lines) and isinstance(error.__cause__, ValueError):
                 break
-            raise ArtifactError(f"The record {path} is damaged at line {number}: {error}.") from error
-        if not isinstance(event, dict) or "event" not in event:
-            raise ArtifactError(f"The record {path} is damaged at line {number}: not an event.")
-        events.append(event)
-    if events and events[0].get("version") != VERSION:
-        raise ArtifactError(f"The record {path} has version {events[0].get('version')}; this paam reads {VERSION}.")
+            raise
     return events
+
+
+def parse_event(line: str, path: Path, number: int) -> Event:
+    """One line of a record; ``number`` counts from 1."""
+    try:
+        event = parse_json(line)
+    except ValueError as error:
+        raise ArtifactError(f"The record {path} is damaged at line {number}: {error}.") from error
+    if not isinstance(event, dict) or "event" not in event:
+        raise ArtifactError(f"The record {path} is damaged at line {number}: not an event.")
+    if number == 1 and event.get("version") != VERSION:
+        raise ArtifactError(f"The record {path} has version {event.get('version')}; this paam reads {VERSION}.")
+    return event
 
 
 def of_kind(events: Iterable[Event], kind: str) -> list[Event]:

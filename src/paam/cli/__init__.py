@@ -1,7 +1,8 @@
 """The command line: parses, calls, prints. Importing it registers every command, in the order of --help."""
 
 from paam.cli import training  # isort: skip
+from paam.cli import views  # isort: skip
 from paam.cli import tools
 from paam.cli.app import app, main
 
-__all__ = ["app", "main", "tools", "training"]
+__all__ = ["app", "main", "tools", "training", "views"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from itertools import pairwise
@@ -9,24 +10,32 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 
 from paam.cli.app import app, complain
 from paam.cli.stopping import Stopping
-from paam.errors import ArtifactError, PaamError, RecipeError, StoppedError, one_line
+from paam.errors import ArtifactError, PaamError, RecipeError, StoppedError
 from paam.recipe import load_recipe, parse_override, shipped_recipes
-from paam.record import RECORD_FILE, Event, read_record
-from paam.report.console import Progressing, summary
+from paam.record import RECORD_FILE, Event, of_kind, read_record
+from paam.report.phrases import result_line
+from paam.report.plain import put
+from paam.report.summary import summary
 from paam.report.tables import sweep_table
+from paam.report.tensorboard import TensorBoardView
+from paam.report.views import choose_view
 from paam.train.checkpoint import checkpoints
-from paam.train.directory import CHECKPOINTS
+from paam.train.directory import CHECKPOINTS, TENSORBOARD
 from paam.train.run import find_device, run
 from paam.train.sweep import jobs_of, results, run_jobs, shared_gpu
 
 DEMO_RECIPE = "digits-resnet20-kq"
 
 Seed = Annotated[int, typer.Option(help="Seed of weights, data order and augmentation.")]
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print the result, in one line, and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the record's events as JSON lines, and nothing else.")]
+Board = Annotated[bool, typer.Option("--tensorboard", help="Write RUN/tensorboard too.")]
 
 
 def _share(of: str) -> Any:
@@ -37,6 +46,9 @@ def _share(of: str) -> Any:
 def demo(
     out: Annotated[Path, typer.Option(help="Run directory; an earlier demo in it is replaced.")] = Path("runs/demo"),
     seed: Seed = 0,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    tensorboard: Board = False,
 ) -> None:
     """Prune ResNet-20 to half of its MACs on the embedded digits, from random init, in under two minutes."""
     if out.is_dir() and any(out.iterdir()) and not _holds_demo(out):
@@ -47,6 +59,8 @@ def demo(
         out,
         seed=seed,
         device="cpu",
+        shown={"quiet": quiet, "as_json": as_json},
+        tensorboard=tensorboard,
         resume=False,
         overwrite=_holds_demo(out),
     )
@@ -75,6 +89,9 @@ def prune(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU when there is one.")] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start the run in --out anew.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    tensorboard: Board = False,
 ) -> None:
     """Train, prune and fine-tune a network by a recipe."""
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or ())
@@ -89,7 +106,9 @@ def prune(
     if data is not None:
         overrides["data.directory"] = str(data)
     out = out or Path("runs") / f"{Path(recipe).stem}-seed{seed}"
-    _prune(recipe, overrides, out, seed=seed, device=device, resume=resume, overwrite=overwrite)
+    shown = {"quiet": quiet, "as_json": as_json}
+    how: dict[str, Any] = {"device": device, "resume": resume, "overwrite": overwrite}
+    _prune(recipe, overrides, out, seed=seed, shown=shown, tensorboard=tensorboard, **how)
 
 
 @app.command(
@@ -151,43 +170,54 @@ def recipes() -> None:
     Console().print(table)
 
 
-def _prune(recipe: str, overrides: dict[str, Any], out: Path, *, seed: int, **options: Any) -> None:
+def _prune(
+    recipe: str,
+    overrides: dict[str, Any],
+    out: Path,
+    *,
+    seed: int,
+    shown: dict[str, bool],
+    tensorboard: bool,
+    **options: Any,
+) -> None:
     """Run a recipe in front of the user."""
-    console = Console()
     loaded = load_recipe(recipe, overrides)
     resuming = _resuming(recipe, out, seed)
-
-    def asked() -> None:
-        progress.lines["stop"] = "stopping behind this step; Ctrl-C once more stops at once, without saving"
-
-    def at_once() -> None:
-        progress.live.stop()
-        saved = bool(checkpoints(out / CHECKPOINTS))
-        complain(
-            f"Stopped at once. From the last checkpoint:  {resuming}" if saved else "Stopped; nothing is saved yet."
-        )
-
-    def watch(event: Event) -> None:
-        stopping.training = True
-        progress.event(event)
-
-    with Progressing(console) as progress, Stopping(asked, at_once) as stopping:
-        try:
-            events = run(loaded, out, seed=seed, watch=watch, on_step=progress.step, stop=stopping.asked, **options)
-        except StoppedError as stopped:
-            progress.live.stop()
-            complain(f"{stopped} Go on with:  {resuming}")
-            raise typer.Exit(stopping.exit_code) from None
-    console.print(shown(out, events))
-    console.print(f"\nartifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors", highlight=False)
-
-
-def shown(out: Path, events: list[Event]) -> RenderableType:
-    """The summary of a finished run; a record that was tampered with is refused."""
     try:
-        return summary(events)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise ArtifactError(f"The record {out / RECORD_FILE} is damaged: {one_line(error)}.") from error
+        with contextlib.ExitStack() as views:
+            boards = [views.enter_context(TensorBoardView(out / TENSORBOARD))] if tensorboard else []
+            view = views.enter_context(choose_view("Ctrl-C stops; --resume goes on", **shown))
+
+            def asked() -> None:
+                view.warn("stopping behind this step; Ctrl-C once more stops at once, without saving")
+
+            def at_once() -> None:
+                view.close()
+                saved = bool(checkpoints(out / CHECKPOINTS))
+                complain(
+                    f"Stopped at once. From the last checkpoint:  {resuming}"
+                    if saved
+                    else "Stopped; nothing is saved yet."
+                )
+
+            def watch(event: Event) -> None:
+                stopping.training = True
+                for tell in (view.event, *(board.event for board in boards)):
+                    tell(event)
+
+            stopping = views.enter_context(Stopping(asked, at_once))
+            events = run(loaded, out, seed=seed, watch=watch, on_step=view.step, stop=stopping.asked, **options)
+    except StoppedError as stopped:
+        complain(f"{stopped} Go on with:  {resuming}")
+        raise typer.Exit(stopping.exit_code) from None
+    if shown["as_json"]:
+        return
+    if shown["quiet"]:
+        put(f"{result_line(of_kind(events, 'start')[0], of_kind(events, 'end')[0])}; {out}")
+        return
+    console = Console()
+    console.print(summary(events))
+    console.print(f"\nartifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors", highlight=False)
 
 
 def _resuming(recipe: str, out: Path, seed: int) -> str:

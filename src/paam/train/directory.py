@@ -13,6 +13,7 @@ from typing import Any
 from paam.artifacts import PLAN_FILE, WEIGHTS_FILE
 from paam.errors import ArtifactError
 from paam.files import temporary_name, write_atomically
+from paam.progress import PROGRESS_FILE
 from paam.recipe import OptimizerSettings, Recipe, recipe_to_toml
 from paam.record import LOCK_FILE, RECORD_FILE, Event, of_kind, read_record
 from paam.train.checkpoint import checkpoints
@@ -25,7 +26,9 @@ except ImportError:  # not a Unix: runs are not kept apart there
 RECIPE_FILE = "recipe.toml"
 DENSE_FILE = "dense.safetensors"
 CHECKPOINTS = "checkpoints"
-OWN_FILES = {RECIPE_FILE, RECORD_FILE, DENSE_FILE, PLAN_FILE, WEIGHTS_FILE, CHECKPOINTS, LOCK_FILE}
+TENSORBOARD = "tensorboard"
+WRITTEN = (RECORD_FILE, RECIPE_FILE, DENSE_FILE, PLAN_FILE, WEIGHTS_FILE, PROGRESS_FILE)
+OWN_FILES = {*WRITTEN, CHECKPOINTS, TENSORBOARD, LOCK_FILE}
 
 Changes = dict[str, list[Any]]
 """Key of the recipe -> [before, now]."""
@@ -127,8 +130,9 @@ def _is_start(event: Event) -> bool:
 def clear(out: Path, recipe: Recipe) -> None:
     """An empty run directory but for the recipe; what is not paam's stays."""
     try:
-        old = [out / name for name in (RECORD_FILE, RECIPE_FILE, DENSE_FILE, PLAN_FILE, WEIGHTS_FILE)]
-        for path in (*old, *checkpoints(out / CHECKPOINTS)):
+        old = [out / name for name in WRITTEN]
+        boards = (out / TENSORBOARD).glob("events.out.tfevents.*")
+        for path in (*old, *checkpoints(out / CHECKPOINTS), *boards):
             path.unlink(missing_ok=True)
     except OSError as error:
         raise ArtifactError(f"The run directory {out} cannot be made: {error.strerror}.") from error

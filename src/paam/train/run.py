@@ -20,6 +20,7 @@ from paam.data import Dataset, load_data
 from paam.errors import ArtifactError, DeviceError, DivergedError, RecipeError, StoppedError, one_line
 from paam.files import write_atomically
 from paam.models import build_model
+from paam.progress import PROGRESS_FILE, ProgressFile
 from paam.pruner import Pruner
 from paam.recipe import Recipe
 from paam.record import RECORD_FILE, VERSION, Event, RecordWriter, environment, of_kind, read_record
@@ -65,6 +66,8 @@ def run(
 
     ``stop`` is asked behind every step: once it says yes, and stays with that, the state is saved and StoppedError
     raised. Signals are the caller's business; none is caught here.
+    ``watch`` is told of every event. A run that goes on is announced by ``resumed``, which no record holds, and then
+    told again from its start, so that a view needs nothing but what it is told; ``on_step(step, steps)``: of each step.
     """
     device = find_device(device)
     if not 0 <= seed < 1 << 31:
@@ -73,6 +76,7 @@ def run(
     if resume and (events := begun(out)):
         find_changes(out, events, recipe, seed)
         if of_kind(events, "end"):
+            _tell_again(events, watch, epoch=recipe.schedule.total)
             return events
     with RunLock(out) as lock, _threads(recipe.train.threads):
         if (resume or overwrite) and out.is_dir():
@@ -99,10 +103,16 @@ def _run(
     stop: Callable[[], bool],
 ) -> list[Event]:
     writer = RecordWriter(out / RECORD_FILE)
+    progress = ProgressFile(out / PROGRESS_FILE)
 
     def emit(event: Event) -> None:
         writer(event)
+        progress.event(event)
         watch(event)
+
+    def step_done(step: int, steps: int) -> None:
+        progress.step(step, steps)
+        on_step(step, steps)
 
     normalize = Normalization(data.mean, data.std)
     batches = TrainingBatches(
@@ -121,7 +131,7 @@ def _run(
         capture=on_gpu and recipe.train.capture,
     )
     engine = Engine(pruner, recipe, batches, seed=seed, emit=emit)
-    engine.on_step, engine.stop = on_step, stop
+    engine.on_step, engine.stop = step_done, stop
     saved, passed_over = read_newest_checkpoint(out / CHECKPOINTS) if resume else (None, [])
     if saved is None:
         clear(out, recipe)
@@ -131,8 +141,8 @@ def _run(
         first, step, events = restore(engine, saved, out)
         tidy(out)
         kept = writer.go_on_behind(events)
-        watch(of_kind(kept, "start")[0])
-        watch({"event": "resumed", "epoch": first, "step": step, "passed_over": passed_over})
+        progress.clock.epoch = first
+        _tell_again(kept, watch, epoch=first, step=step, passed_over=passed_over)
         if changes := find_changes(out, kept, recipe, seed):
             write_recipe(out, recipe)
             emit({"event": "changed", "epoch": first, "step": step, "changes": changes})
@@ -190,6 +200,13 @@ def _last_good(out: Path) -> str:
         f" The last good state is in {out / CHECKPOINTS}: the same command with the change (--set) and --resume goes on"
         " from it."
     )
+
+
+def _tell_again(events: list[Event], watch: Callable[[Event], None], **where: Any) -> None:
+    """A record that was there before, to a view that knows nothing of it; ``told``: how many events are old."""
+    watch({"event": "resumed", "told": len(events), **where})
+    for event in events:
+        watch(event)
 
 
 @contextmanager

@@ -1,0 +1,103 @@
+"""Commands that look at runs: watch one from another terminal, list many."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from paam.cli.app import app, complain
+from paam.errors import ArtifactError
+from paam.progress import PROGRESS_FILE, read_progress
+from paam.record import RECORD_FILE, Event
+from paam.report.alive import Life, life, silent_for
+from paam.report.follow import Follower
+from paam.report.phrases import age
+from paam.report.runs import list_runs, runs_table
+from paam.report.state import RunState, after
+from paam.report.summary import summary
+from paam.report.views import View, choose_view
+
+POLL = 0.5
+"""Seconds between looks at the record."""
+
+
+@app.command(epilog="Examples:  [bold]paam watch runs/demo[/]   [bold]paam watch runs/demo --json[/]")
+def watch(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record's events as JSON lines.")] = False,
+) -> None:
+    """Follow a run from another terminal, until it ends; Ctrl-C leaves it alone."""
+    record = run_directory / RECORD_FILE
+    if not record.is_file():
+        raise ArtifactError(f"{run_directory} is no run directory: there is no {RECORD_FILE} in it.")
+    try:
+        with choose_view("Ctrl-C leaves; the run goes on", as_json=as_json) as view:
+            state = _follow(run_directory, view)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if not view.heard:
+        return
+    if state.end is None:
+        complain(f"The run in {run_directory} stopped {_where(state)}; its command with --resume goes on with it.")
+        raise typer.Exit(1)
+    if not as_json and state.start is not None:
+        Console().print(summary([state.start, state.end]))
+
+
+@app.command(epilog="Examples:  [bold]paam runs[/]   [bold]paam runs results --json[/]")
+def runs(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to look in.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the runs below a folder: how far each is, and its headline numbers."""
+    if not directory.is_dir():
+        raise ArtifactError(f"There is no folder {directory}; give the one that holds your runs.")
+    rows = list_runs(directory)
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows]))
+        return
+    if not rows:
+        raise ArtifactError(f"There are no runs in {directory}: no folder in it holds a {RECORD_FILE}.")
+    console = Console()
+    if not console.is_terminal:
+        console.width = 10_000  # one line per run, for grep
+    console.print(runs_table(rows, console.width))
+
+
+def _follow(run_directory: Path, view: View) -> RunState:
+    """Tell a view what happens until the run has ended, or its process, or until nobody reads the view any more."""
+    state = RunState()
+    with Follower(run_directory / RECORD_FILE) as follower:
+        while view.heard:
+            news: list[Event] = follower.poll()
+            for event in news:
+                state = after(state, event)
+                view.event(event)
+            if state.end is not None:
+                break
+            view.at(read_progress(run_directory / PROGRESS_FILE))
+            longest = max((max(several) for several in state.seconds.values()), default=0.0)
+            signs = life(run_directory, longest)
+            if signs == "gone" and not news:  # else it may have written its last words since they were read
+                break
+            view.warn(_silence(run_directory, signs))
+            time.sleep(POLL)
+    return state
+
+
+def _where(state: RunState) -> str:
+    if state.start is None:
+        return "before its first event"
+    return f"in epoch {state.done + 1} of {state.epochs}" if state.phase else "while its result was measured"
+
+
+def _silence(run_directory: Path, signs: Life) -> str:
+    if signs != "silent":
+        return ""
+    return f"nothing was written for {age(silent_for(run_directory))}: the run seems to have stopped"

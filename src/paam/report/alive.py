@@ -1,0 +1,67 @@
+"""Whether the process of a run is still at work: by its lock where it holds one, by its silence otherwise."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Literal
+
+from paam.progress import PROGRESS_FILE
+from paam.record import LOCK_FILE, RECORD_FILE
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: silence must do
+    fcntl = None  # type: ignore[assignment]
+
+SILENCE = 60.0
+"""Seconds without a sign of life after which a run seems to have stopped; more where its epochs are longer."""
+FRESH = 5.0
+"""Seconds for which a sign of life needs no second look, so that nobody tries the lock of a run that just begins."""
+
+Life = Literal["alive", "silent", "gone"]
+
+
+def life(run: Path, longest_epoch: float) -> Life:
+    """ "gone": nobody holds its lock. "silent": nobody knows, and it has written nothing for long.
+
+    Measuring takes a while without a sign of life: three times the longest epoch, in seconds, is enough for it.
+    """
+    silence = silent_for(run)
+    if silence < FRESH:
+        return "alive"
+    held = _lock_held(run / LOCK_FILE)
+    if held is not None:
+        return "alive" if held else "gone"
+    return "silent" if silence > max(SILENCE, 3 * longest_epoch) else "alive"
+
+
+def silent_for(run: Path) -> float:
+    """Seconds since a run last wrote its record or its progress."""
+    times = []
+    for name in (RECORD_FILE, PROGRESS_FILE):
+        try:
+            times.append((run / name).stat().st_mtime)
+        except OSError:
+            continue
+    return time.time() - max(times, default=0.0)
+
+
+def _lock_held(path: Path) -> bool | None:
+    """None when there is no lock to ask. The question is a shared lock, given back at once."""
+    if fcntl is None:
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return None
+    finally:
+        os.close(descriptor)
+    return False

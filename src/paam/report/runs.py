@@ -1,0 +1,166 @@
+"""Many runs at a glance: which there are below a folder, how far they are, and their headline numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from paam.errors import ArtifactError
+from paam.record import RECORD_FILE, Event, of_kind
+from paam.report.alive import life, silent_for
+from paam.report.checking import read_events, recorded_schedule
+from paam.report.phrases import MONITORS, age, clean, removed
+
+LEVELS = 4
+"""Folders below the one given in which runs are looked for."""
+STATES = {"running": "cyan", "stopped": "yellow", "finished": "green", "damaged": "red"}
+"""In the order of the listing, with their colours."""
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """Accuracy in percent, on ``measured_on`` (test, or what is watched while training); removed: percent of dense."""
+
+    path: str
+    state: str
+    age_seconds: float
+    why: str | None = None
+    epochs_done: int | None = None
+    epochs: int | None = None
+    model: str | None = None
+    data: str | None = None
+    scorer: str | None = None
+    seed: int | None = None
+    accuracy: float | None = None
+    measured_on: str | None = None
+    macs_removed: float | None = None
+    params_removed: float | None = None
+
+
+def list_runs(top: Path) -> list[RunRow]:
+    """Running ones first, then by state; the newest first. A run that cannot be read is a row that says why."""
+    rows = [_row(path) for path in _find(top, LEVELS)]
+    order = list(STATES)
+    return sorted(rows, key=lambda row: (order.index(row.state), row.age_seconds, row.path))
+
+
+def _find(folder: Path, levels: int) -> Iterator[Path]:
+    """Run directories, and folders that could not be looked into."""
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except OSError:
+        yield folder
+        return
+    if any(entry.name == RECORD_FILE for entry in entries):
+        yield folder
+    elif levels:
+        for entry in entries:
+            if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                yield from _find(folder / entry.name, levels - 1)
+
+
+def _row(path: Path) -> RunRow:
+    quiet = silent_for(path)
+    try:
+        events = read_events(path / RECORD_FILE)
+        if not events:
+            raise ArtifactError(f"The record {path / RECORD_FILE} is empty: its run never began.")
+    except ArtifactError as error:
+        return RunRow(clean(path), "damaged", quiet, why=clean(error))
+    return _summarised(path, events, quiet)
+
+
+def _summarised(path: Path, events: list[Event], quiet: float) -> RunRow:
+    start = events[0]
+    gone: tuple[float | None, float | None]
+    epochs, cuts, ends = (of_kind(events, kind) for kind in ("epoch", "selection", "end"))
+    if ends:
+        state, accuracy, where = "finished", ends[-1]["pruned"]["accuracy"], "test"
+        gone = removed(ends[-1], "macs"), removed(ends[-1], "params")
+    else:
+        longest = max((event["seconds"] for event in epochs), default=0.0)
+        state = "running" if life(path, longest) == "alive" else "stopped"
+        accuracy, where = (epochs[-1]["accuracy"] if epochs else None), start["monitor"]
+        gone = (100 * (1 - cuts[-1]["kept_macs"]), 100 * (1 - cuts[-1]["kept_params"])) if cuts else (None, None)
+    recipe = start["recipe"]
+    return RunRow(
+        path=clean(path),
+        state=state,
+        age_seconds=quiet,
+        epochs_done=max((event["epoch"] + 1 for event in epochs), default=0),
+        epochs=recorded_schedule(start).total,
+        model=clean(recipe["model"]["name"]),
+        data=clean(recipe["data"]["name"]),
+        scorer=clean(recipe["prune"]["scorer"]),
+        seed=start["seed"],
+        accuracy=accuracy,
+        measured_on=None if accuracy is None else where,
+        macs_removed=gone[0],
+        params_removed=gone[1],
+    )
+
+
+def runs_table(rows: Sequence[RunRow], width: int) -> RenderableType:
+    """One line per run where all fit, two otherwise; reasons below."""
+    table = _one_line_each(rows)
+    fits = Console(width=10_000).measure(table).maximum <= width
+    reasons = [Text(row.why, "red") for row in rows if row.why]
+    return Group(*([table] if fits else _two_lines_each(rows, width)), *([Text()] if reasons else []), *reasons)
+
+
+def _one_line_each(rows: Sequence[RunRow]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("run", "state"):
+        table.add_column(column, no_wrap=True)
+    for column in ("model", "data", "scorer"):
+        table.add_column(column, no_wrap=True, max_width=24)
+    for column in ("seed", "accuracy", "MACs", "parameters", "written"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [row.model or "", row.data or "", row.scorer or "", "" if row.seed is None else str(row.seed)]
+        cells += [_accuracy(row), _less(row.macs_removed), _less(row.params_removed), f"{age(row.age_seconds)} ago"]
+        table.add_row(Text(row.path), _state(row), *map(Text, cells))
+    return table
+
+
+def _two_lines_each(rows: Sequence[RunRow], width: int) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for row in rows:
+        state = _state(row)
+        path = Text(row.path, "bold")
+        written = f"  {age(row.age_seconds)} ago"
+        path.truncate(max(width - state.cell_len - 2 - len(written), 8), overflow="ellipsis")
+        lines.append(Text.assemble(path, "  ", state, (written, "dim")))
+        if row.model is not None:
+            what = f"  {row.model} on {row.data}, {row.scorer}, seed {row.seed}"
+            parts = [what, _accuracy(row), _named("MACs", row.macs_removed), _named("params", row.params_removed)]
+            second = Text("  ".join(part for part in parts if part), no_wrap=True, overflow="ellipsis")
+            lines.append(second)
+    return lines
+
+
+def _state(row: RunRow) -> Text:
+    at = {"running": f" {row.epochs_done}/{row.epochs}", "stopped": f" at epoch {row.epochs_done} of {row.epochs}"}
+    return Text(row.state + at.get(row.state, ""), STATES[row.state])
+
+
+def _accuracy(row: RunRow) -> str:
+    if row.accuracy is None:
+        return ""
+    where = "" if row.measured_on == "test" else f" ({MONITORS.get(row.measured_on or '', clean(row.measured_on))})"
+    return f"{row.accuracy:.2f} %{where}"
+
+
+def _less(percent: float | None) -> str:
+    return "" if percent is None else f"-{percent:.1f} %"
+
+
+def _named(name: str, percent: float | None) -> str:
+    return "" if percent is None else f"{name} {_less(percent)}"

@@ -1,0 +1,97 @@
+"""Events written by hand: a run of seven epochs on a network of two layers, whose every number is known."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+
+SCHEDULE = {"warmup": 2, "cycles": 1, "score": 1, "weight": 2, "finetune": 2, "control": False}
+PHASES = ["warmup", "warmup", "score", "weight", "weight", "finetune", "finetune"]
+KEPT = {"conv1": [3, 4], "conv2": [0, 6]}
+
+
+def start(**changes) -> dict:
+    event = {
+        "event": "start",
+        "version": 1,
+        "seed": 7,
+        "monitor": "holdout",
+        "hardware": "1 x Abacus",
+        "command": "paam prune",
+        "recipe": {
+            "model": {"name": "tiny"},
+            "data": {"name": "beads"},
+            "prune": {"scorer": "kq"},
+            "schedule": SCHEDULE,
+        },
+        "dense": {"params": 1000, "macs": 20000},
+        "groups": {"conv1": {"width": 4, "stream": True}, "conv2": {"width": 6, "stream": False}},
+    }
+    return copy.deepcopy(event) | changes
+
+
+def epoch(number: int, seconds: float = 2.0, accuracy: float | None = 50.0, loss: float = 0.25) -> dict:
+    cut = number > 2
+    return {
+        "event": "epoch",
+        "epoch": number,
+        "phase": PHASES[number],
+        "cycle": 1 if PHASES[number] in ("score", "weight") else 0,
+        "loss": loss,
+        "lr": 0.1 / (number + 1),
+        "accuracy": accuracy,
+        "kept_params": 0.4 if cut else 1.0,
+        "kept_macs": 0.55 if cut else 1.0,
+        "seconds": seconds,
+    }
+
+
+SCORES = {
+    "event": "scores",
+    "epoch": 2,
+    "cycle": 1,
+    "scores": {"conv1": [0.0, 0.74, 0.76, 1.0], "conv2": [0.1, 0.1, 0.1, 0.1, 0.1, 0.1]},
+}
+SELECTION = {
+    "event": "selection",
+    "epoch": 3,
+    "cycle": 1,
+    "threshold": 0.5,
+    "kept_params": 0.4,
+    "kept_macs": 0.55,
+    "kept_filters": KEPT,
+    "accuracy": 30.0,
+}
+LATENCY = {"median": 4.0, "low": 3.0, "high": 5.0}
+END = {
+    "event": "end",
+    "latency_batch": 128,
+    "kept_filters": KEPT,
+    "dense": {"accuracy": 90.0, "params": 1000, "macs": 20000, "latency_ms": LATENCY, "trained": "warm-up only"},
+    "pruned": {"accuracy": 88.5, "params": 400, "macs": 11000, "latency_ms": {**LATENCY, "median": 2.0}},
+}
+
+
+def record(until: int = 7, *, end: bool = True, **changes) -> list[dict]:
+    """The first ``until`` epochs, and the end."""
+    events = [start(**changes)]
+    for number in range(until):
+        events += [SCORES] if number == 2 else [SELECTION] if number == 3 else []
+        events.append(epoch(number))
+    return events + ([END] if end and until == 7 else [])
+
+
+def lines(events: list[dict]) -> str:
+    return "".join(json.dumps(event) + "\n" for event in events)
+
+
+def write_run(folder: Path, events: list[dict], age: float = 0.0) -> Path:
+    """A run directory whose record was written ``age`` seconds ago."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "record.jsonl"
+    path.write_text(lines(events), "utf-8")
+    then = path.stat().st_mtime - age
+    os.utime(path, (then, then))
+    return folder

@@ -1,0 +1,340 @@
+"""Runs looked at from outside: followed while their records grow, listed, and told apart from dead ones."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+import paam.cli
+from events import END, SELECTION, epoch, lines, record, start, write_run
+from paam.errors import ArtifactError
+from paam.report.alive import life
+from paam.report.follow import Follower
+from paam.report.runs import list_runs, runs_table
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys, tmp_path):
+    """Run the program in this process: exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["paam", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            paam.cli.main()
+        captured = capsys.readouterr()
+        return SimpleNamespace(code=exit_.value.code or 0, out=captured.out, err=captured.err)
+
+    return call
+
+
+# ---------------------------------------------------------------- following
+
+
+@pytest.fixture
+def follow():
+    with contextlib.ExitStack() as followers:
+        yield lambda path: followers.enter_context(Follower(path))
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def replace(path: Path, text: str) -> None:
+    """As a resumed run does it: a new file over the old one."""
+    path.with_name("new").write_text(text, "utf-8")
+    path.with_name("new").replace(path)
+
+
+def test_a_growing_record_is_told_line_by_line(follow, tmp_path):
+    path = tmp_path / "record.jsonl"
+    path.touch()
+    follower = follow(path)
+    assert follower.poll() == []
+    append(path, lines([start(), epoch(0)]))
+    assert follower.poll() == [start(), epoch(0)]
+    assert follower.poll() == []
+    half = lines([epoch(1)])
+    append(path, half[:30])
+    assert follower.poll() == []
+    append(path, half[30:] + lines([epoch(2)]))
+    assert follower.poll() == [epoch(1), epoch(2)]
+
+
+def test_a_record_cut_back_by_a_resume_is_told_from_its_start(follow, tmp_path):
+    path = write_run(tmp_path, record(5)) / "record.jsonl"
+    append(path, lines([epoch(5)])[:25])  # the crash
+    follower = follow(path)
+    assert follower.poll() == record(5)
+    replace(path, lines(record(4)))
+    assert follower.poll() == [{"event": "resumed", "epoch": 4, "told": len(record(4))}, *record(4)]
+    append(path, lines([epoch(4)]))
+    assert follower.poll() == [epoch(4)]
+
+
+def test_another_run_in_the_same_place_is_no_resumed_one(follow, tmp_path):
+    path = write_run(tmp_path, record(5)) / "record.jsonl"
+    follower = follow(path)
+    follower.poll()
+    path.unlink()
+    assert follower.poll() == []
+    path.write_text(lines([start(seed=8), epoch(0)]))
+    assert follower.poll() == [start(seed=8), epoch(0)]
+    path.write_text("")  # emptied in place
+    assert follower.poll() == []
+    append(path, lines([start(seed=9)]))
+    assert follower.poll() == [start(seed=9)]
+
+
+DAMAGED = {
+    "text": ("hello\nyou\n", "line 1"),
+    "version": (lines([start(version=2)]), "version 2"),
+    "list": ("[1]\n\n", "line 1"),
+    "no-name": ('{"version": 1, "event": null}\n', "without a name"),
+    "no-start": ('{"event": "odd", "version": 1}\n', "does not begin"),
+    "no-recipe": (lines([{"event": "start", "version": 1}]), "has no"),
+    "no-loss": (lines([start(), {"event": "epoch", "epoch": 0}]), "line 2: the epoch event has no 'phase'"),
+    "nan": (lines([start(), epoch(0, loss=float("nan"))]), "'loss' of the epoch event makes no sense"),
+    "middle": (lines([start()]) + "{\n" + lines([epoch(0)]), "line 2"),
+    "binary": ("\x00\x01\n\n", "line 1"),
+    "widths": (lines([start(), {**SELECTION, "kept_filters": {"a": [2, 1]}}]), "'kept_filters'"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_record_is_a_sentence(cli, follow, tmp_path, name):
+    text, words = DAMAGED[name]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "record.jsonl").write_text(text, "utf-8")
+    with pytest.raises(ArtifactError, match=re.escape(words)):
+        follow(tmp_path / "run" / "record.jsonl").poll()
+    done = cli("watch", "run")
+    assert done.code == 2
+    assert len(done.err.splitlines()) == 1
+    assert words in done.err
+    listed = cli("runs", ".")
+    assert listed.code == 0
+    assert "damaged" in listed.out
+    assert words in listed.out
+
+
+def test_foreign_events_are_passed_over(cli, tmp_path):
+    foreign = [{"event": "weather", "epoch": "rain"}, {"event": "epochs"}]
+    write_run(tmp_path / "run", [*record()[:3], *foreign, *record()[3:]])
+    done = cli("watch", "run")
+    assert done.code == 0
+    assert "88.50 %" in done.out
+    assert list_runs(tmp_path)[0].state == "finished"
+
+
+# ---------------------------------------------------------------- dead or alive
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A lock that a process holds, as a run does."""
+    with (tmp_path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield tmp_path
+
+
+def test_a_lock_that_is_held_means_alive_however_silent(held):
+    write_run(held, record(3), age=HOUR)
+    assert life(held, 0.0) == "alive"
+
+
+def test_a_lock_that_nobody_holds_means_gone(tmp_path):
+    write_run(tmp_path, record(3), age=10)
+    (tmp_path / "lock").touch()
+    assert life(tmp_path, 0.0) == "gone"
+    os.utime(tmp_path / "record.jsonl")
+    assert life(tmp_path, 0.0) == "alive"  # it has only just written
+
+
+def test_without_a_lock_silence_counts_against_the_longest_epoch(tmp_path):
+    write_run(tmp_path, record(3), age=100)
+    assert life(tmp_path, 0.0) == "silent"
+    assert life(tmp_path, 30.0) == "silent"
+    assert life(tmp_path, 40.0) == "alive"
+    (tmp_path / "progress.json").write_text("{}")
+    assert life(tmp_path, 0.0) == "alive"
+
+
+# ---------------------------------------------------------------- paam watch
+
+
+def test_a_finished_run_is_shown_at_once(cli, tmp_path):
+    write_run(tmp_path / "run", record(), age=HOUR)
+    done = cli("watch", "run")
+    assert (done.code, done.err) == (0, "")
+    assert "   7/7  fine-tuning the small network   loss 0.2500   held-out accuracy 50.00 %" in done.out
+    assert "-45.0 %" in done.out
+    done = cli("watch", "run", "--json")
+    assert done.out == (tmp_path / "run" / "record.jsonl").read_text()
+
+
+def test_a_run_whose_process_is_gone_ends_the_watch(cli, tmp_path):
+    write_run(tmp_path / "run", record(3), age=HOUR)
+    (tmp_path / "run" / "lock").touch()
+    done = cli("watch", "run")
+    assert done.code == 1
+    assert "   3/7  scoring filters" in done.out
+    assert done.err == ("paam: The run in run stopped in epoch 4 of 7; its command with --resume goes on with it.\n")
+    for events, where in ((record(7, end=False), "while its result was measured"), ([], "before its first event")):
+        write_run(tmp_path / "run", events, age=HOUR)
+        assert f"stopped {where};" in cli("watch", "run").err
+
+
+def test_a_folder_without_a_record_is_refused(cli, tmp_path):
+    for name in ("empty", "nowhere"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        done = cli("watch", name)
+        assert done.code == 2
+        assert f"{name} is no run directory" in done.err
+
+
+@pytest.fixture
+def watching(tmp_path):
+    """``paam watch`` in a process of its own, on a run that goes on."""
+    started = []
+
+    def watch(*options: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "paam", "watch", str(tmp_path / "run"), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield watch
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_watch_follows_a_run_through_a_resume_to_its_end(watching, tmp_path):
+    path = write_run(tmp_path / "run", record(4)) / "record.jsonl"
+    process = watching("--json")
+    told = [json.loads(process.stdout.readline()) for _ in record(4)]
+    assert told == record(4)
+    replace(path, lines(record(3)))
+    resumed = {"event": "resumed", "epoch": 3, "told": len(record(3))}
+    assert [json.loads(process.stdout.readline()) for _ in range(1 + len(record(3)))] == [resumed, *record(3)]
+    append(path, lines(record()[len(record(3)) :]))
+    rest, err = process.communicate()
+    assert [json.loads(line) for line in rest.splitlines()] == record()[len(record(3)) :]
+    assert (process.returncode, err) == (0, "")
+
+
+def test_ctrl_c_leaves_the_watch_and_not_the_run(watching, tmp_path):
+    run = write_run(tmp_path / "run", record(2))
+    process = watching()
+    for _ in range(3):
+        process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert (process.returncode, out, err) == (130, "", "")
+    assert [path.name for path in run.iterdir()] == ["record.jsonl"]
+
+
+def test_a_silent_run_is_said_to_be_silent(watching, tmp_path):
+    write_run(tmp_path / "run", record(2), age=HOUR)
+    process = watching()
+    for _ in range(3):
+        process.stdout.readline()
+    assert process.stdout.readline() == "nothing was written for 1 h: the run seems to have stopped\n"
+
+
+# ---------------------------------------------------------------- paam runs
+
+
+@pytest.fixture
+def many(tmp_path):
+    """One run of every state."""
+    write_run(tmp_path / "old", record(), age=2 * HOUR)
+    write_run(tmp_path / "a" / "b" / "new", record(), age=HOUR)
+    write_run(tmp_path / "dead", record(4), age=HOUR)
+    write_run(tmp_path / "alive", record(2, monitor="test"), age=2)
+    write_run(tmp_path / "empty", [], age=HOUR)
+    write_run(tmp_path / "[bold]\x1b[5mbad", [{"event": "start", "version": 3}], age=HOUR)
+    write_run(tmp_path / "1" / "2" / "3" / "4" / "5", record())  # too deep to be looked for
+    write_run(tmp_path / ".hidden", record())
+    write_run(tmp_path / "old" / "copy", record())  # inside of a run
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    return tmp_path
+
+
+def test_runs_are_listed_by_state_then_by_age(many):
+    rows = list_runs(many)
+    assert [(Path(row.path).name, row.state) for row in rows] == [
+        ("alive", "running"),
+        ("dead", "stopped"),
+        ("new", "finished"),
+        ("old", "finished"),
+        ("[bold]\N{REPLACEMENT CHARACTER}[5mbad", "damaged"),
+        ("empty", "damaged"),
+    ]
+    alive, dead, new, _, bad, empty = rows
+    assert (alive.epochs_done, alive.epochs, alive.accuracy, alive.measured_on) == (2, 7, 50.0, "test")
+    assert (alive.macs_removed, alive.params_removed) == (None, None)
+    assert (dead.epochs_done, dead.accuracy, dead.measured_on) == (4, 50.0, "holdout")
+    assert (dead.macs_removed, dead.params_removed) == pytest.approx((45.0, 60.0))
+    assert (new.accuracy, new.measured_on, new.seed, new.model, new.scorer) == (88.5, "test", 7, "tiny", "kq")
+    assert (new.macs_removed, new.params_removed) == pytest.approx((45.0, 60.0))
+    assert new.age_seconds == pytest.approx(HOUR, abs=60)
+    assert "version 3" in bad.why
+    assert "never began" in empty.why
+
+
+def test_runs_as_a_table_and_as_json(cli, many):
+    done = cli("runs", ".")
+    assert (done.code, done.err) == (0, "")
+    by_name = {line.split()[0]: line.split() for line in done.out.splitlines() if line.strip()}
+    assert by_name["dead"][1:6] == ["stopped", "at", "epoch", "4", "of"]
+    assert by_name["alive"][1:3] == ["running", "2/7"]
+    assert " ".join(by_name["old"][1:]) == "finished tiny beads kq 7 88.50 % -45.0 % -60.0 % 2 h ago"
+    assert "\x1b" not in done.out
+    found = json.loads(cli("runs", ".", "--json").out)
+    assert [row["state"] for row in found] == ["running", "stopped", "finished", "finished", "damaged", "damaged"]
+
+
+@pytest.mark.parametrize("width", [30, 80, 119, 120, 160])
+def test_the_listing_keeps_to_its_width(many, width):
+    console = Console(record=True, width=width, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    with console.file:
+        console.print(runs_table(list_runs(many), width))
+    text = console.export_text()
+    assert all(len(line) <= width for line in text.splitlines())
+    if width >= 80:
+        assert "88.50 %" in text
+
+
+def test_nothing_to_list_is_said(cli, tmp_path):
+    assert "no runs in" in cli("runs", ".").err
+    assert "no folder" in cli("runs", "nowhere").err
+    assert cli("runs", ".", "--json").out == "[]\n"
+
+
+def test_a_record_that_is_a_folder_or_closed_breaks_no_listing(tmp_path):
+    (tmp_path / "odd" / "record.jsonl").mkdir(parents=True)
+    write_run(tmp_path / "good", [*record()[:-1], END])
+    assert [row.state for row in list_runs(tmp_path)] == ["finished", "damaged"]
