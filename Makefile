@@ -2,6 +2,7 @@
 # make test   the test suite
 # make check  lint and types
 # make test-slow   tests that need the public checkpoints and CIFAR-10 beside this repository
+# make test-browser   tests of the HTML report in a headless Chromium or Chrome
 # make test-zoo    every CNN of torchvision and 30 families of timm, and exports; installs those packages
 # make coverage    examine the zoos anew and rewrite docs/coverage.md
 
@@ -11,16 +12,19 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 EXTRAS := $(VENV)/extras
 
-.PHONY: demo test test-slow test-zoo coverage check format clean
+.PHONY: demo test test-slow test-browser test-zoo coverage check format clean
 
 demo: $(READY)
 	$(BIN)/paam demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not zoo"
+	$(BIN)/python -m pytest -m "not slow and not zoo and not browser"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+test-browser: $(READY)
+	$(BIN)/python -m pytest -m browser
 
 test-zoo: $(EXTRAS)
 	$(BIN)/python -m pytest -m zoo tests/test_zoo.py

@@ -1,7 +1,7 @@
 """The command line: parses, calls, prints. Importing it registers every command, in the order of --help."""
 
 from paam.cli import training  # isort: skip
-from paam.cli import tools
+from paam.cli import reporting, tools
 from paam.cli.app import app, main
 
-__all__ = ["app", "main", "tools", "training"]
+__all__ = ["app", "main", "reporting", "tools", "training"]

@@ -14,8 +14,9 @@ from paam.errors import ArtifactError, PaamError, RecipeError
 from paam.recipe import load_recipe, parse_override, shipped_recipes
 from paam.record import Event, read_record
 from paam.report.console import Progressing, summary
+from paam.report.html import write_report
 from paam.train.checkpoint import checkpoints
-from paam.train.run import CHECKPOINTS, RECORD_FILE, run
+from paam.train.run import CHECKPOINTS, RECORD_FILE, REPORT_FILE, run
 
 DEMO_RECIPE = "digits-resnet20-kq"
 
@@ -109,6 +110,10 @@ def _prune(recipe: str, overrides: dict[str, Any], out: Path, *, seed: int, **op
         raise typer.Exit(130) from None
     console.print(summary(events))
     console.print(f"\nartifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors", highlight=False)
+    record, page = out / RECORD_FILE, out / REPORT_FILE
+    if not page.exists() or page.stat().st_mtime < record.stat().st_mtime:
+        write_report([record], page)
+    console.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _holds_demo(out: Path) -> bool:

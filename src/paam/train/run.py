@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -33,8 +34,9 @@ from paam.version import __version__
 
 RECIPE_FILE = "recipe.toml"
 RECORD_FILE = "record.jsonl"
+REPORT_FILE = "report.html"
 CHECKPOINTS = "checkpoints"
-OWN_FILES = {RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE, CHECKPOINTS}
+OWN_FILES = {RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE, REPORT_FILE, CHECKPOINTS}
 LATENCY_BATCH = 128
 
 OnStep = Callable[[int, int], None]
@@ -183,7 +185,7 @@ def _prepare_directory(out: Path, recipe: Recipe, resume_at: int | None) -> Reco
         return RecordWriter(out / RECORD_FILE, keep_before_epoch=resume_at)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        old = [out / name for name in (RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE)]
+        old = [out / name for name in (RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE, REPORT_FILE)]
         for path in (*old, *checkpoints(out / CHECKPOINTS)):
             path.unlink(missing_ok=True)
     except OSError as error:
@@ -242,7 +244,7 @@ def _start_event(recipe: Recipe, seed: int, device: str, pruner: Pruner, data: D
         **environment(device),
         "device": device,
         "seed": seed,
-        "command": " ".join(["paam", *sys.argv[1:]]),
+        "command": shlex.join(["paam", *sys.argv[1:]]),
         "recipe": _portable(recipe),
         "epochs": recipe.schedule.total,
         "samples": sizes,
