@@ -13,7 +13,7 @@ from paam.report.facts import Facts
 from paam.report.figures import Line, Mark, Plot, polyline
 from paam.report.headline import against_dense, recipe_rows
 from paam.report.scales import linear
-from paam.report.stages import signed
+from paam.report.words import NOTHING, TIMES, signed
 
 PUBLISHED = {  # accuracy in percent, FLOPs removed in percent: arXiv 2210.11114
     "resnet56": {
@@ -81,7 +81,7 @@ def _flat(recipe: Any) -> dict[str, str]:
         f"{section}.{key}" if section else key: value
         for section, values in sections.items()
         for key, value in values.items()
-        if (section, key) != ("", "description") and value != "–"
+        if (section, key) != ("", "description") and value != NOTHING
     }
 
 
@@ -102,7 +102,7 @@ def row(family: Family) -> list[Cell]:
         gain,
         _spread([_removed(run.kept_params) for run in runs], lambda mean: f"{signed(mean, 1)} %", 1),
         _spread([_removed(run.kept_macs) for run in runs], lambda mean: f"{signed(mean, 1)} %", 1),
-        _spread([run.speed_up for run in runs], lambda mean: f"{mean:.2f} ×"),
+        _spread([run.speed_up for run in runs], lambda mean: f"{mean:.2f} {TIMES}"),
         Cell(", ".join(dict.fromkeys(str(len(run.epochs)) for run in runs)), float(len(runs[0].epochs))),
     ]
 
@@ -114,7 +114,7 @@ def _removed(kept: float | None) -> float | None:
 def _spread(values: Sequence[float | None], show: Any, digits: int = 2) -> Cell:
     known = [value for value in values if value is not None]
     if not known:
-        return Cell("–", None)
+        return Cell(NOTHING, None)
     mean = statistics.fmean(known)
     if len(known) == 1:
         return Cell(show(mean), round(mean, 6))
@@ -156,9 +156,7 @@ def plane(found: Sequence[Family]) -> Plot | None:
         (x, y, "paper", f"paper, {label}: {y:.2f} % at {x:.1f} % of FLOPs", label)
         for label, (x, y) in published(runs).items()
     ]
-    x_axis = linear(
-        [0.0, *(p[0] for p in points)] if min(p[0] for p in points) < 15 else [p[0] for p in points], least=10
-    )
+    x_axis = linear((p[0] for p in points), least=10)
     y_axis = linear((p[1] for p in points), least=1)
     marks = [
         Mark(x_axis.place(x), round(100 - y_axis.place(y), 2), kind, tip, label) for x, y, kind, tip, label in points

@@ -15,6 +15,7 @@ from paam.files import write_atomically
 from paam.record import salvage_record
 from paam.report import budget, comparison, figures, headline, stages
 from paam.report.facts import Facts, gather, text
+from paam.report.words import NOTHING, signed
 from paam.version import __version__
 
 
@@ -58,7 +59,7 @@ def page(runs: Sequence[Facts], refused: Sequence[str] = ()) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["data"] = embedded
+    environment.filters |= {"data": embedded, "signed": signed}
     assert environment.loader is not None
     style, script = (Markup(environment.loader.get_source(environment, name)[0]) for name in ("page.css", "page.js"))
     found = comparison.families(runs) if len(runs) > 1 else []
@@ -67,6 +68,7 @@ def page(runs: Sequence[Facts], refused: Sequence[str] = ()) -> str:
         style=style,
         script=script,
         version=__version__,
+        nothing=NOTHING,
         runs=[_sections(run) for run in runs],
         refused=refused,
         families=[(family, comparison.row(family)) for family in found],
