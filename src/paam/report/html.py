@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,14 +53,7 @@ def _read(records: Sequence[Path]) -> tuple[list[Facts], list[str]]:
 
 def page(runs: Sequence[Facts], refused: Sequence[str] = ()) -> str:
     """The whole page as text."""
-    environment = Environment(
-        loader=PackageLoader("paam.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"data": embedded, "signed": signed}
+    environment = _environment()
     assert environment.loader is not None
     style, script = (Markup(environment.loader.get_source(environment, name)[0]) for name in ("page.css", "page.js"))
     found = comparison.families(runs) if len(runs) > 1 else []
@@ -76,6 +70,19 @@ def page(runs: Sequence[Facts], refused: Sequence[str] = ()) -> str:
         plane=comparison.plane(found),
         published=bool(comparison.published(runs)),
     )
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("paam.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"data": embedded, "signed": signed}
+    return environment
 
 
 def embedded(value: Any) -> Markup:

@@ -71,10 +71,12 @@ def stage_plot(facts: Facts, found: list[Stage]) -> Plot | None:
         Mark(place[0], round(100 - place[1], 2), stage.kind, f"{stage.label}: {stage.accuracy:.2f} %{_change(stage)}")
         for place, stage in zip(places, found, strict=True)
     ]
+    cycles = [stage.short for stage in found if stage.kind == "weight"]
+    shown = set(cycles[:: max(1, -(-len(cycles) // 5))])
     ticks = [
         Tick(place[0], stage.short)
         for place, stage in zip(places, found, strict=True)
-        if stage.kind in ("warmup", "finetune") or (stage.kind == "weight" and len(found) < 30)
+        if stage.kind in ("warmup", "finetune") or (stage.kind == "weight" and stage.short in shown)
     ]
     label = f"accuracy, % ({monitor(facts)})"
     return Plot(

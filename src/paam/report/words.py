@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-NOTHING = "\u2013"
+NOTHING = "–"
 """A dash where nothing is recorded or set."""
-TIMES = "\u00d7"
-MINUS = "\u2212"
+TIMES = "×"
+MINUS = "−"
 
 
 def signed(value: float, digits: int = 2) -> str:

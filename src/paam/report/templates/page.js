@@ -131,7 +131,8 @@
       holder.replaceChildren();
       for (let value = 0; value <= most; value += step) {
         const label = document.createElement("span");
-        label.textContent = value.toLocaleString("en");
+        label.append(document.createElement("b"));
+        label.firstChild.textContent = value.toLocaleString("en");
         label.style.bottom = `${(100 * value) / most}%`;
         holder.append(label);
       }
