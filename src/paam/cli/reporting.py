@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from paam.cli.app import app, complain
 from paam.report.html import write_report
@@ -17,7 +17,7 @@ from paam.train.run import RECORD_FILE, REPORT_FILE
     epilog="Examples:  [bold]paam report runs/demo[/]   [bold]paam report runs/kq-seed0 runs/kq-seed1 -o kq.html[/]"
 )
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, finished or not.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, finished or not.")],
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="File to write.  [dim]default: RUN/report.html, of several ./report.html[/]"),
@@ -27,4 +27,4 @@ def report(
     out = out or (runs[0] / REPORT_FILE if len(runs) == 1 else Path(REPORT_FILE))
     for sentence in write_report([run / RECORD_FILE for run in runs], out):
         complain(sentence)
-    Console().print(str(out), highlight=False, markup=False, soft_wrap=True)
+    typer.echo(os.fsencode(out))  # bytes: a name need not be UTF-8
