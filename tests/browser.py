@@ -94,20 +94,25 @@ class Page:
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **typed)
             typed = {}
 
+    def frame(self) -> None:
+        """Wait until the browser has drawn, and told of, what was done so far."""
+        self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
     def hover(self, selector: str) -> None:
-        box = self.evaluate(
-            f"(e => {{ e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect();"
-            f" return [b.x + b.width / 2, b.y + b.height / 2]; }})(document.querySelector({json.dumps(selector)}))"
-        )
+        element = f"document.querySelector({json.dumps(selector)})"
+        self.evaluate(f"{element}.scrollIntoView({{block: 'center'}})")
+        self.frame()
+        box = self.evaluate(f"(b => [b.x + b.width / 2, b.y + b.height / 2])({element}.getBoundingClientRect())")
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
 
-    def screenshot(self, path: Path, selector: str = "html", scale: float = 1) -> None:
-        """A picture of an element, also where it reaches beyond the window."""
+    def screenshot(self, path: Path, selector: str = "html", scale: float = 1, margin: float = 0) -> None:
+        """A picture of an element with some pixels around it, also where it reaches beyond the window."""
         x, y, width, height = self.evaluate(
             f"(b => [b.x + scrollX, b.y + scrollY, b.width, b.height])"
             f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
         )
-        clip = {"x": x, "y": y, "width": width, "height": height, "scale": scale}
+        clip = {"x": x - margin, "y": y - margin, "width": width + 2 * margin, "height": height + 2 * margin}
+        clip["scale"] = scale
         shot = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
 

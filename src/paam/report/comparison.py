@@ -30,6 +30,12 @@ PUBLISHED = {  # accuracy in percent, FLOPs removed in percent: arXiv 2210.11114
     },
 }
 
+NAMED_RUNS = 12
+"""More runs than these go by their numbers alone in the plane."""
+LONGEST_NAME = 32
+LETTER, LINE = 0.85, 4.2
+"""Width and height of a letter in the plane, in percent of it."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -135,7 +141,8 @@ def published(runs: Sequence[Facts]) -> dict[str, tuple[float, float]]:
 def plane(found: Sequence[Family]) -> Plot | None:
     """Test accuracy against the share of MACs kept; the paper's points are marks of another kind."""
     runs = [run for family in found for run in family.runs]
-    points: list[tuple[float, float, str, str, str]] = []  # x, y, kind, tip, label
+    points: list[tuple[float, float, str, str, str, str]] = []  # x, y, kind, tip, label, name
+    few = len(runs) <= NAMED_RUNS
     lines = []
     for family in found:
         ours = [
@@ -144,36 +151,41 @@ def plane(found: Sequence[Family]) -> Plot | None:
             if run.kept_macs is not None and run.pruned.accuracy is not None
         ]
         for x, y, number, run in ours:
-            points.append((x, y, "ours", f"{run.name}: {y:.2f} % at {x:.1f} % of MACs", str(number)))
+            name = run.name if few and len(run.name) <= LONGEST_NAME else ""
+            points.append((x, y, "ours", f"{run.name}: {y:.2f} % at {x:.1f} % of MACs", str(number), name))
             if run.fair and run.dense.accuracy is not None:
                 tip = f"dense control of {run.name}: {run.dense.accuracy:.2f} %, trained for the same epochs"
-                points.append((100.0, run.dense.accuracy, "control", tip, str(number)))
+                points.append((100.0, run.dense.accuracy, "control", tip, str(number), ""))
         if len(ours) > 1:
             lines.append(sorted((x, y) for x, y, _, _ in ours))
     if not points:
         return None
     points += [
-        (x, y, "paper", f"paper, {label}: {y:.2f} % at {x:.1f} % of FLOPs", label)
+        (x, y, "paper", f"paper, {label}: {y:.2f} % at {x:.1f} % of FLOPs", "", label)
         for label, (x, y) in published(runs).items()
     ]
     x_axis = linear((p[0] for p in points), least=10)
     y_axis = linear((p[1] for p in points), least=1)
     marks = [
-        Mark(x_axis.place(x), round(100 - y_axis.place(y), 2), kind, tip, label) for x, y, kind, tip, label in points
+        Mark(x_axis.place(x), round(100 - y_axis.place(y), 2), kind, tip, label, name)
+        for x, y, kind, tip, label, name in points
     ]
     drawn = [Line("seeds", polyline((x_axis.place(x), y_axis.place(y)) for x, y in line)) for line in lines]
     return Plot("MACs kept, % of dense", "test accuracy, %", x_axis.ticks, y_axis.ticks, drawn, marks=_clear(marks))
 
 
-def _clear(marks: list[Mark], gap: float = 4.2, near: float = 9.0) -> list[Mark]:
-    """Move labels down where they would cover each other: marks close in x, labels less than ``gap`` apart in y."""
-    placed: list[tuple[float, float]] = []
+def _clear(marks: list[Mark]) -> list[Mark]:
+    """Labels on the side that has room, moved down where they would cover another."""
+    placed: list[tuple[float, float, float]] = []  # left, right, top of a label
     moved = []
     for mark in sorted(marks, key=lambda m: (m.top, m.left)):
+        length = LETTER * len(f"{mark.label} {mark.name}") + 2
+        before = mark.left + length > 100
+        left, right = (mark.left - length, mark.left) if before else (mark.left, mark.left + length)
         top = mark.top
-        for left, taken in sorted(placed, key=lambda p: p[1]):
-            if abs(left - mark.left) < near and abs(taken - top) < gap:
-                top = taken + gap
-        placed.append((mark.left, top))
-        moved.append(replace(mark, shift=round(top - mark.top, 2)))
+        for other_left, other_right, taken in sorted(placed, key=lambda p: p[2]):
+            if left < other_right and other_left < right and abs(taken - top) < LINE:
+                top = taken + LINE
+        placed.append((left, right, top))
+        moved.append(replace(mark, before=before, shift=round(top - mark.top, 2)))
     return moved

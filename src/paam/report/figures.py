@@ -48,6 +48,10 @@ class Mark:
     kind: str
     tip: str
     label: str = ""
+    name: str = ""
+    """More of the label, where the page is wide enough."""
+    before: bool = False
+    """Whether the label stands on the left."""
     shift: float = 0.0
     """How far the label moved down from its point, in percent, to stay clear of others."""
 
@@ -203,7 +207,7 @@ def score_plots(data: dict[str, Any]) -> tuple[Plot, Plot]:
             counts[place] += count
     x = Axis(0, data["bins"] * data["bin"], count=6)
     y = Axis(0, max(counts) * 1.06, count=4)
-    split = x.place(cycle["threshold"]) if cycle["threshold"] is not None else 0.0
+    split = 0.0 if cycle["threshold"] is None else min(max(100 * cycle["threshold"] / x.high, 0.0), 100.0)
     width = 100 / data["bins"]
     cut, stay, steps, total = "", "", "M0 100", 0
     for place, count in enumerate(counts):
@@ -215,7 +219,7 @@ def score_plots(data: dict[str, Any]) -> tuple[Plot, Plot]:
             stay += _bar(max(left, split), right, top)
     rule = None
     if cycle["threshold"] is not None:
-        rule = Mark(split, 0, "theta", f"threshold {cycle['threshold']:.3f}", f"θ = {cycle['threshold']:.3f}")
+        rule = Mark(round(split, 2), 0, "theta", f"threshold {cycle['threshold']:.3f}", f"θ = {cycle['threshold']:.3f}")
     bars = [Line("cut", cut), Line("stay", stay)]
     histogram = Plot("score", "filters", x.ticks, y.ticks, bars, rule=rule)
     shares = Axis(0, 100)
@@ -225,7 +229,8 @@ def score_plots(data: dict[str, Any]) -> tuple[Plot, Plot]:
 
 
 def _bar(left: float, right: float, top: float) -> str:
-    return f"M{left:.2f} 100V{top:.2f}H{right:.2f}V100Z" if right > left else ""
+    # A threshold on the edge of two bins, but for rounding, splits neither.
+    return f"M{left:.2f} 100V{top:.2f}H{right:.2f}V100Z" if right - left > 0.01 else ""
 
 
 def score_line(cycle: dict[str, Any]) -> str:

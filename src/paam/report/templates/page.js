@@ -98,7 +98,7 @@
       const most = Math.max(...counts, 1) * 1.06;
       const theta = cycle.threshold;
       const split = theta === null ? 0 : Math.max(0, Math.min(100, (100 * theta) / (data.bins * data.bin)));
-      const bar = (left, right, top) => (right > left ? `M${left} 100V${top}H${right}V100Z` : "");
+      const bar = (left, right, top) => (right - left > 0.01 ? `M${left} 100V${top}H${right}V100Z` : "");
       let cut = "", stay = "", steps = "M0 100", sum = 0;
       counts.forEach((count, place) => {
         const [left, right] = [(100 * place) / data.bins, (100 * (place + 1)) / data.bins];
