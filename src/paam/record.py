@@ -83,8 +83,14 @@ def salvage_record(path: Path) -> tuple[list[Event], list[str]]:
             raise ArtifactError(f"The record {path} has version {start.get('version')}; this paam reads {VERSION}.")
     if not events:
         raise ArtifactError(f"The record {path} holds no event.")
-    named = ", ".join(map(str, lost[:5])) + (" and others" if lost[5:] else "")
-    return events, [f"The record is damaged at line {named}."] if lost else []
+    problems = []
+    if lost and lost[-1] == len(lines):  # no line break behind it
+        problems.append("The last line of the record is cut short.")
+        lost.pop()
+    if lost:
+        named = ", ".join(map(str, lost[:5])) + (" and others" if lost[5:] else "")
+        problems.append(f"The record is damaged at line {named}.")
+    return events, problems
 
 
 def of_kind(events: Iterable[Event], kind: str) -> list[Event]:

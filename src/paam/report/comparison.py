@@ -155,7 +155,7 @@ def plane(found: Sequence[Family]) -> Plot | None:
             points.append((x, y, "ours", f"{run.name}: {y:.2f} % at {x:.1f} % of MACs", str(number), name))
             if run.fair and run.dense.accuracy is not None:
                 tip = f"dense control of {run.name}: {run.dense.accuracy:.2f} %, trained for the same epochs"
-                points.append((100.0, run.dense.accuracy, "control", tip, str(number), ""))
+                points.append((100.0, run.dense.accuracy, "control", tip, "", ""))
         if len(ours) > 1:
             lines.append(sorted((x, y) for x, y, _, _ in ours))
     if not points:
