@@ -98,12 +98,24 @@ class Page:
         """Wait until the browser has drawn, and told of, what was done so far."""
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
-    def hover(self, selector: str) -> None:
+    def middle(self, selector: str) -> dict[str, float]:
+        """Scroll an element into view and say where its middle is."""
         element = f"document.querySelector({json.dumps(selector)})"
         self.evaluate(f"{element}.scrollIntoView({{block: 'center'}})")
         self.frame()
-        box = self.evaluate(f"(b => [b.x + b.width / 2, b.y + b.height / 2])({element}.getBoundingClientRect())")
-        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
+        return self.evaluate(
+            f"(b => ({{x: b.x + b.width / 2, y: b.y + b.height / 2}}))({element}.getBoundingClientRect())"
+        )
+
+    def hover(self, selector: str) -> None:
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", **self.middle(selector))
+
+    def tap(self, selector: str) -> None:
+        self.call("Emulation.setTouchEmulationEnabled", enabled=True)
+        self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[self.middle(selector)])
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        self.frame()
+        self.call("Emulation.setTouchEmulationEnabled", enabled=False)
 
     def screenshot(self, path: Path, selector: str = "html", scale: float = 1, margin: float = 0) -> None:
         """A picture of an element with some pixels around it, also where it reaches beyond the window."""

@@ -182,6 +182,18 @@ def test_hover_and_arrow_keys_tell_a_layer(chromium, reports):
     assert box[2] >= 0
 
 
+def test_a_tap_tells_a_layer_and_an_epoch(chromium, reports):
+    chromium.open(reports["one"], width=PHONE)
+    chromium.tap(".layer.inner")
+    assert chromium.evaluate("document.getElementById('tip').hidden") is False
+    assert chromium.texts("#tip") == ["block.inner: 0 of 4 filters kept (0 %)"]
+    chromium.tap(".curves .area")
+    assert chromium.evaluate("document.getElementById('tip').hidden") is False
+    assert chromium.texts("#tip")[0].startswith(("epoch 5,", "epoch 6,"))
+    chromium.tap("h1")
+    assert chromium.evaluate("document.getElementById('tip').hidden") is True
+
+
 def test_the_table_sorts_by_mouse_and_by_keyboard_and_gaps_stay_last(chromium, reports):
     chromium.open(reports["many"])
     order = "[...document.querySelectorAll('#runs tbody .name')].map(e => e.textContent)"

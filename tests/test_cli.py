@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -655,8 +656,11 @@ def test_an_unknown_format_is_refused(refuse, run):
 
 
 def test_prune_writes_a_report_and_says_where(cli, good_run, here):
-    done = cli("prune", DIGITS, *QUICK, "--out=out")
+    arguments = ["prune", DIGITS, *QUICK, "--out=out", "--set=description=two words"]
+    done = cli(*arguments)
     assert "report: out/report.html" in done.out
+    command = read_record(here / "out" / "record.jsonl")[0]["command"]
+    assert shlex.split(command) == ["paam", *arguments]  # it can be pasted into a shell
     accuracy = read_record(here / "out" / "record.jsonl")[-1]["pruned"]["accuracy"]
     assert f'<dd class="value">{accuracy:.2f} %</dd>' in (here / "out" / "report.html").read_text("utf-8")
     (here / "out" / "record.jsonl").unlink()

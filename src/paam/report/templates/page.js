@@ -193,9 +193,10 @@
         });
         tell(nearest);
       };
-      area.addEventListener("pointermove", follow);
-      area.addEventListener("pointerdown", follow);
-      area.addEventListener("pointerleave", leave);
+      for (const kind of ["pointermove", "pointerdown", "click"]) area.addEventListener(kind, follow);
+      // A finger that was lifted leaves its numbers on the page; the next touch elsewhere takes them away.
+      area.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") leave(); });
+      addEventListener("pointerdown", (event) => { if (!figure.contains(event.target)) leave(); });
     }
     figure.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
