@@ -277,7 +277,7 @@ def test_without_scripts_everything_but_the_controls_is_there(chromium, reports,
 
 
 def test_hostile_text_does_not_run(chromium, tmp_path):
-    text = "</script><script>window.caught = 1</script><img src=x onerror='window.caught = 1'>"
+    text = "</script x></script><script>window.caught = 1</script><img src=x onerror='window.caught = 1'>"
     recipe = {**RECIPE, "description": text, "model": {"name": text}}
     record = json.loads(json.dumps(events(recipe=recipe, command=text)).replace('"block.inner"', json.dumps(text)))
     write_report([write(tmp_path / "<script>window.caught = 1<", record)], tmp_path / "r.html")

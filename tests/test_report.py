@@ -310,7 +310,7 @@ def test_the_papers_points_are_shown_for_its_networks_and_data_only(model, data,
 
 # ---------------------------------------------------------------- foreign text
 
-EVIL = "<script>alert(1)</script><!--\"'&amp;</title></style><img src=x onerror=alert(2)>{{7*7}}"
+EVIL = "</script x><script>alert(1)</script><!--\"'&amp;</title></style><img src=x onerror=alert(2)>{{7*7}}"
 
 
 def poisoned(text: str) -> list[dict]:
@@ -442,6 +442,12 @@ def test_dropped_keys_and_odd_values_never_break_the_page(data):
         for element in Tree(text.encode("utf-8", "replace").decode()).all:
             for key in ("style", "d", "x", "y", "width", "height", "transform", "data-value"):
                 assert not re.search("nan|inf|None", element["attrs"].get(key) or "")
+
+
+def test_a_layer_that_keeps_more_than_it_has_is_left_out():
+    record = events()
+    record[-1]["kept_filters"] = {"good": [2, 4], "more": [5, 4], "none": [0, 0], "odd": [1], "text": "4 of 4"}
+    assert [e["text"].split(":")[0] for e in tree(record).find("title")[1:]] == ["good"]
 
 
 def test_events_of_another_kind_are_named_and_passed_over():
