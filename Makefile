@@ -18,7 +18,7 @@ demo: $(READY)
 	$(BIN)/paam demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not zoo and not browser"
+	$(BIN)/python -m pytest -m "not slow and not zoo and not browser and not gpu"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow

@@ -1,8 +1,16 @@
-"""Seconds per epoch of every phase: plain eager, captured in a CUDA graph, captured and compiled; one process, one run.
+"""Seconds per epoch of every phase, side by side in one process, and where the time of a step goes.
 
-    python benchmarks/epoch_time.py [--model resnet56] [--scorer kq] [--samples 50000] [--device cuda]
+    python benchmarks/epoch_time.py [--scorers kq,vanilla] [--modes plain,captured,compiled] [--profile] [--device cuda]
 
-Data are random images of CIFAR-10's shape: only time is measured. An epoch is timed once its phase has been set up.
+loader     what everybody writes first: a DataLoader with workers, an eager loop in bfloat16, nothing of paam's engine;
+           the dense network, the score phase and the weight phase by paam.Pruner (fewer steps, scaled to an epoch)
+plain      paam's engine with capture and compilation off
+captured   one CUDA graph over the step
+compiled   torch.compile inside of it
+
+Data are random images of CIFAR-10's shape: only time is measured. An epoch is timed once its phase has been set up; the
+evaluation is not in it. Fine-tuning is timed as it can be done: the compacted network, the one with widths in steps
+of 8, and the pruned network inside the dense one (masked).
 """
 
 from __future__ import annotations
@@ -10,68 +18,217 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
-from paam.data import Split
+from paam.data import Augmentation, Split
 from paam.models import build_model
 from paam.pruner import Pruner
 from paam.recipe import recipe_from_tree
 from paam.record import environment
-from paam.schedule import phase_at
+from paam.schedule import PhaseName, phase_at
 from paam.train.batches import Normalization, TrainingBatches
 from paam.train.engine import Engine
 
 MODES = {
     "plain": {"capture": False, "compile": False},
     "captured": {"capture": True, "compile": False},
-    "captured + compiled": {"capture": True, "compile": True},
+    "compiled": {"capture": True, "compile": True},
 }
+FINETUNES: dict[str, dict[str, dict[str, Any]]] = {
+    "finetune compact, steps of 8": {"target": {"keep_macs": 0.5, "round_to": 8}},
+    "finetune compact, tied, steps of 8": {
+        "target": {"keep_macs": 0.5, "round_to": 8},
+        "prune": {"streams": "tied"},
+    },
+    "finetune masked": {"train": {"masked": True}},
+}
+BATCH = 256
 
 
-def time_phases(mode: dict[str, bool], options: argparse.Namespace) -> dict[str, float]:
-    """Seconds of the second epoch of each phase; the first one pays for the set-up and is reported as its own."""
-    tree = {
+def random_split(samples: int) -> Split:
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (samples, 3, 32, 32), dtype=torch.uint8)
+    return Split(images, torch.randint(0, 10, (samples,)))
+
+
+SHORT = {"warmup": 0, "score": 0, "weight": 1}
+"""A schedule that only cares for its fine-tune."""
+
+
+def make_engine(options: argparse.Namespace, scorer: str, tree: dict[str, dict[str, Any]]) -> Engine:
+    """An engine on random images; ``tree``: sections of its recipe, over the defaults here."""
+    sections: dict[str, dict[str, Any]] = {
         "model": {"name": options.model},
-        "prune": {"scorer": options.scorer},
+        "prune": {"scorer": scorer},
         "target": {"keep_macs": 0.5},
         "schedule": {"warmup": 2, "cycles": 1, "score": 2, "weight": 2, "finetune": 2},
-        "train": mode,
     }
-    recipe = recipe_from_tree(tree)
-    torch.manual_seed(0)
-    images = torch.randint(0, 256, (options.samples, 3, 32, 32), dtype=torch.uint8)
-    split = Split(images, torch.randint(0, 10, (options.samples,)))
-    normalize = Normalization((0.5,) * 3, (0.25,) * 3)
-    batches = TrainingBatches(split, normalize, batch_size=256, crop=4, flip=True, seed=0, device=options.device)
+    for section, values in tree.items():
+        sections[section] = {**sections.get(section, {}), **values}
+    recipe = recipe_from_tree(sections)
+    batches = TrainingBatches(
+        random_split(options.samples),
+        Normalization((0.5,) * 3, (0.25,) * 3),
+        Augmentation(crop=4, flip=True),
+        batch_size=BATCH,
+        classes=10,
+        seed=0,
+        device=options.device,
+    )
     model = build_model(options.model, num_classes=10, in_channels=3).to(options.device)
     model = model.to(memory_format=torch.channels_last)
     example = torch.zeros(1, 3, 32, 32, device=options.device)
-    pruner = Pruner(model, example, inplace=True, scorer=options.scorer, score_lr=recipe.score_lr)
-    engine = Engine(pruner, recipe, batches, seed=0, emit=lambda event: None)
+    settings = {key: value for key, value in sections["prune"].items() if key != "scorer"}
+    pruner = Pruner(model, example, inplace=True, scorer=scorer, score_lr=recipe.score_lr, **settings)
+    return Engine(pruner, recipe, batches, seed=0, emit=lambda event: None)
+
+
+def time_phases(engine: Engine, device: str) -> dict[str, float]:
+    """Seconds of the second epoch of each phase; the first one pays for the set-up and is reported as its own."""
     seconds: dict[str, float] = {}
-    for epoch in range(recipe.schedule.total):
-        phase = phase_at(recipe.schedule, epoch)
+    for epoch in range(engine.recipe.schedule.total):
+        phase = phase_at(engine.recipe.schedule, epoch)
         start = time.perf_counter()
         engine.run_epoch(epoch, None)
+        _wait(device)
         key = f"{phase.name} set-up" if phase.first else phase.name
         seconds[key] = time.perf_counter() - start
     return seconds
 
 
+class PlainImages(Dataset[tuple[Tensor, int]]):
+    """Crop and flip one image at a time, as a DataLoader's worker does."""
+
+    def __init__(self, split: Split) -> None:
+        assert isinstance(split.images, Tensor)
+        self.images, self.labels = F.pad(split.images, (4,) * 4), split.labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, place: int) -> tuple[Tensor, int]:
+        top, left = torch.randint(0, 9, (2,)).tolist()
+        image = self.images[place, :, top : top + 32, left : left + 32]
+        image = image.flip(2) if torch.rand(()) < 0.5 else image
+        return (image.float() / 255 - 0.5) / 0.25, int(self.labels[place])
+
+
+def time_loader(options: argparse.Namespace, scorer: str, steps: int = 40) -> dict[str, float]:
+    """The usual loop around a Pruner, in the phases that it has; seconds per epoch from ``steps`` of them."""
+    device = options.device
+    model = build_model(options.model, num_classes=10, in_channels=3).to(device).to(memory_format=torch.channels_last)
+    pruner = Pruner(model, torch.zeros(1, 3, 32, 32, device=device), inplace=True, scorer=scorer)
+    loader = DataLoader(
+        PlainImages(random_split(options.samples)), BATCH, shuffle=True, drop_last=True, num_workers=8, pin_memory=True
+    )
+    steps = min(steps, len(loader) - 10)
+    network = torch.optim.SGD(pruner.network_parameters(), 0.1, momentum=0.9, weight_decay=5e-4)
+    phases = {"warmup": pruner.dense(), "score": pruner.scoring(), "weight": pruner.weighting(keep_macs=0.5)}
+    seconds = {}
+    for name, phase in phases.items():
+        optimizer = pruner.optimizer if name == "score" else network
+        assert optimizer is not None
+        with phase:
+            start = 0.0
+            for done, (images, labels) in enumerate(loader, 1):
+                images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
+                labels = labels.to(device, non_blocking=True)
+                optimizer.zero_grad()
+                with torch.autocast(torch.device(device).type, torch.bfloat16):
+                    loss = F.cross_entropy(pruner.model(images), labels)
+                loss = loss + pruner.penalty() if name == "score" else loss
+                loss.backward()
+                optimizer.step()
+                if done == 10:  # autotuning and the workers' start are over
+                    _wait(device)
+                    start = time.perf_counter()
+                if done == 10 + steps:
+                    break
+            _wait(device)
+        seconds[name] = (time.perf_counter() - start) / steps * len(loader)
+    return seconds
+
+
+def profile(engine: Engine, phase: PhaseName) -> list[str]:
+    """Kernels of one replayed step, by kind: milliseconds and how many."""
+    step = engine.steps[phase]
+    batch = next(iter(engine.batches.epoch(0)))
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as seen:
+        for _ in range(5):
+            step(*batch)
+        torch.cuda.synchronize()
+    kinds: dict[str, tuple[float, int]] = {}
+    for event in seen.key_averages():
+        kind = _kind(event.key)
+        time_ms, count = kinds.get(kind, (0.0, 0))
+        kinds[kind] = (time_ms + event.device_time_total / 5000, count + event.count // 5)
+    total = sum(time_ms for time_ms, _ in kinds.values())
+    lines = [f"{phase}: {total:.2f} ms in {sum(n for _, n in kinds.values())} kernels"]
+    for kind, (time_ms, count) in sorted(kinds.items(), key=lambda item: -item[1][0])[:9]:
+        lines.append(f"  {time_ms:6.3f} ms  {count:5d}  {kind}")
+    return lines
+
+
+KINDS = {
+    "convolution, weight gradient": ("wgrad",),
+    "convolution, input gradient": ("dgrad",),
+    "convolution, forward": ("fprop", "implicit_gemm", "convolve", "xmma", "cutlass"),
+    "batch norm (eager)": ("batch_norm", "bn_fw", "bn_bw"),
+    "fused by the compiler": ("triton",),
+    "optimiser and gradients together": ("multi_tensor", "FusedSgd", "FusedAdam", "fused"),
+    "copies": ("Memcpy", "copy", "Memset", "CatArray"),
+    "element-wise": ("elementwise", "reduce"),
+}
+
+
+def _kind(kernel: str) -> str:
+    return next((kind for kind, parts in KINDS.items() if any(part in kernel for part in parts)), kernel[:70])
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet56")
-    parser.add_argument("--scorer", default="kq")
+    parser.add_argument("--scorers", default="kq,vanilla")
     parser.add_argument("--samples", type=int, default=50_000)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--modes", default="loader,plain,captured,compiled")
+    parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     print(json.dumps({**environment(options.device), **vars(options)}))
-    for name in options.modes.split(","):
-        seconds = time_phases(MODES[name], options)
-        print(f"{name:20}", "  ".join(f"{key} {value:.2f}" for key, value in seconds.items()), flush=True)
+    for scorer in options.scorers.split(","):
+        for name in options.modes.split(","):
+            if name == "loader":
+                _show(scorer, name, time_loader(options, scorer))
+                continue
+            tree = {"train": MODES[name]}
+            if name == "compiled":  # warm-up is the weight phase without gates; compiling it too would only take time
+                tree = {"schedule": {"warmup": 0}, "train": {**MODES[name], "masked": True}}
+            engine = make_engine(options, scorer, tree)
+            _show(scorer, name, time_phases(engine, options.device))
+            if options.profile and name != "plain":
+                for phase in engine.steps:
+                    print("\n".join(profile(engine, phase)), flush=True)
+            if name == "captured" and scorer == "kq":
+                for label, changes in FINETUNES.items():
+                    tree = {**changes, "schedule": SHORT, "train": {**MODES[name], **changes.get("train", {})}}
+                    seconds = time_phases(make_engine(options, scorer, tree), options.device)
+                    _show(scorer, label, {key: value for key, value in seconds.items() if "finetune" in key})
+
+
+def _show(scorer: str, name: str, seconds: dict[str, float]) -> None:
+    print(f"{scorer:8} {name:36}", "  ".join(f"{key} {value:.2f}" for key, value in seconds.items()), flush=True)
 
 
 if __name__ == "__main__":

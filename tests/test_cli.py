@@ -209,12 +209,12 @@ def run(good_run, here) -> Path:
         ),
         pytest.param([DIGITS, "--keep-macs=1.5"], ["keep_macs", "up to 1", "1.5"], id="share"),
         pytest.param([DIGITS, "--keep-macs=nan"], ["keep_macs"], id="share-nan"),
-        pytest.param([DIGITS, "--keep-macs=0.5", "--keep-params=0.5"], ["--keep-macs and --keep-params"], id="targets"),
+        pytest.param([DIGITS, "--keep-macs=0.5", "--threshold=0.5"], ["--keep-macs and --threshold"], id="targets"),
         pytest.param([DIGITS, "--threshold=0.5", "--keep-filters=0.5"], ["--keep-filters", "--threshold"], id="both"),
         pytest.param(
             [DIGITS, "--set=target.keep_macs=0.5", "--set=target.threshold=0.5"], ["target"], id="targets-set"
         ),
-        pytest.param([DIGITS, "--set=target.keep_macs=0.5", "--keep-params=0.5"], ["target"], id="targets-mixed"),
+        pytest.param([DIGITS, "--set=target.keep_filters=0.5", "--keep-params=0.5"], ["target"], id="targets-mixed"),
         pytest.param([DIGITS, "--keep-macs=0.0001"], ["keep_macs", "0.0001", "between 0.", "and 1"], id="unreachable"),
         pytest.param([DIGITS, "--set=model.name=resnet21"], ["resnet21", "resnet2"], id="model"),
         pytest.param(

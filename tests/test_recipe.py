@@ -219,7 +219,9 @@ def test_a_recipe_written_out_reads_back_equal(recipe):
 
 def test_a_written_recipe_states_every_default():
     tree = tomllib.loads(recipe_to_toml(Recipe(score=OptimizerSettings("adam", 0.5))))
-    left_out = {"directory", "image_size", "keep_filters", "keep_macs", "keep_params"}  # None, which TOML cannot say
+    # None, which TOML cannot say
+    left_out = {"directory", "image_size", "keep_filters", "keep_macs", "keep_params"}
+    left_out |= {"widths", "weights", "workers", "compile"}
     for field in dataclasses.fields(Recipe):
         part = getattr(Recipe(), field.name)
         if dataclasses.is_dataclass(part):
@@ -384,7 +386,13 @@ def test_any_tree_becomes_a_recipe_or_a_recipe_error(tree):
         ("schedule.warmup", [0, 50], [-1]),
         ("schedule.finetune", [0, 300], [-1]),
         ("schedule.cycles", [1, 10], [0, -1]),
-        ("schedule.score", [1, 3], [0]),
+        ("schedule.score", [0, 3], [-1]),
+        ("data.cutout", [0, 8], [-1]),
+        ("data.mixup", [0, 0.2], [-0.1, 101]),
+        ("data.workers", [0, 4], [-1]),
+        ("distill.weight", [0, 1], [-0.1, 1.1]),
+        ("distill.temperature", [1, 4], [0]),
+        ("target.floor", [0, 0.25, 1], [-0.1, 1.1]),
         ("schedule.weight", [1, 6], [0]),
         ("train.checkpoint_every", [1, 10], [0]),
         ("train.threads", [0, 2], [-1]),
@@ -497,20 +505,25 @@ def test_a_target_override_takes_the_place_of_the_recipes_own():
 
 def test_two_targets_in_a_file_are_refused(tmp_path):
     path = tmp_path / "two.toml"
-    path.write_text("[target]\nkeep_macs = 0.5\nkeep_params = 0.5\n", "utf-8")
-    with pytest.raises(RecipeError, match="one target.*keep_macs and keep_params"):
+    path.write_text("[target]\nkeep_macs = 0.5\nkeep_filters = 0.5\n", "utf-8")
+    with pytest.raises(RecipeError, match="one target.*keep_filters and keep_macs given"):
         load_recipe(str(path))
+
+
+def test_macs_and_parameters_may_be_limited_together():
+    target = load_recipe(DIGITS, {"target.keep_macs": 0.5, "target.keep_params": 0.4}).target
+    assert target.limits == {"keep_macs": 0.5, "keep_params": 0.4}
 
 
 def test_two_targets_among_overrides_are_refused():
     with pytest.raises(RecipeError, match="target"):
-        load_recipe(DIGITS, {"target.keep_macs": 0.5, "target.keep_params": 0.5})
+        load_recipe(DIGITS, {"target.keep_macs": 0.5, "target.threshold": 0.5})
 
 
 def test_an_empty_target_is_refused(tmp_path):
     path = tmp_path / "none.toml"
     path.write_text("[target]\n", "utf-8")
-    with pytest.raises(RecipeError, match="exactly one target"):
+    with pytest.raises(RecipeError, match="one target.*none given"):
         load_recipe(str(path))
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from paam.activations import ACTIVATIONS, activation
 from paam.errors import RecipeError
-from paam.gates import Gate, filter_rows
-from paam.scorers import KQ, SCORERS, Vanilla, make_scorer
+from paam.gates import Gate, Gates, filter_rows
+from paam.scorers import FIXED, KQ, SCORERS, Vanilla, make_scorer
 
 
 def explicit_kq(filters: torch.Tensor, scorer: KQ, alpha: float) -> torch.Tensor:
@@ -53,11 +53,71 @@ def test_vanilla_is_one_linear_map_of_all_weights() -> None:
     assert scorer(filters).tolist() == [0 + 2 * 4 + 3 * 8, 1 + 2 * 5 + 3 * 9]
 
 
-@pytest.mark.parametrize("name", SCORERS)
+LEARNING = [name for name in SCORERS if name not in FIXED]
+
+
+@pytest.mark.parametrize("name", LEARNING)
 @pytest.mark.parametrize("phi", ["leaky-exponential", "leaky-2sigmoid"])
 def test_scores_start_at_exactly_one(name: str, phi: str) -> None:
     gate = Gate([torch.nn.Conv2d(3, 7, 3)], 7, make_scorer(name, 7, 27), activation(phi))
     assert torch.equal(gate.scores(), torch.ones(7))
+
+
+def test_l1_scores_by_hand() -> None:
+    conv = torch.nn.Conv2d(1, 3, (1, 2))
+    conv.weight.data = torch.tensor([[1.0, -1.0], [-3.0, 1.0], [0.0, -0.5]]).view(3, 1, 1, 2)
+    gate = Gate([conv], 3, make_scorer("l1", 3, 2), activation("leaky-exponential"))
+    torch.testing.assert_close(gate.scores(), torch.tensor([2 / 4, 1.0, 0.5 / 4]))
+
+
+def test_random_scores_are_drawn_once_and_say_nothing_of_the_weights() -> None:
+    conv = torch.nn.Conv2d(4, 4000, 1)
+    gate = Gate([conv], 4000, make_scorer("random", 4000, 4), activation("leaky-exponential"))
+    before = gate.scores()
+    conv.weight.data.zero_()
+    assert torch.equal(gate.scores(), before)
+    quarters = torch.histc(before, 4, 0, 1) / 4000  # evenly between 0 and 1
+    assert ((quarters - 0.25).abs() < 0.05).all()
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_layers_scored_together_score_as_they_do_alone(name: str) -> None:
+    """Gradients too; layers of several shapes, one of them on its own."""
+    torch.manual_seed(0)
+    convs = [torch.nn.Conv2d(c, f, 3) for c, f in ((3, 5), (4, 5), (3, 5), (3, 6), (4, 5))]
+    phi = activation("leaky-exponential")
+    gates = [Gate([c], c.out_channels, make_scorer(name, c.out_channels, 9 * c.in_channels), phi) for c in convs]
+    together = Gates(gates).double()
+    for conv in convs:
+        conv.double()
+    for parameter in together.parameters():
+        parameter.data.normal_()
+    ways = [torch.randn(c.out_channels, dtype=torch.float64) for c in convs]
+    results = []
+    for scores in (together.scores(), [gate.scores() for gate in gates]):
+        grads = []
+        if name not in FIXED:
+            loss = torch.stack([(s * w).sum() for s, w in zip(scores, ways, strict=True)]).sum()
+            grads = torch.autograd.grad(loss, list(together.parameters()))
+        results.append([*scores, *grads])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_held_rows_are_those_of_the_moment() -> None:
+    conv = torch.nn.Conv2d(3, 4, 1)
+    gates = Gates([Gate([conv], 4, make_scorer("l1", 4, 3), activation("leaky-exponential"))])
+    (before,) = gates.scores()
+    gates.hold()
+    memory = gates._held[0].data_ptr()
+    conv.weight.data.uniform_(0, 1)
+    assert torch.equal(gates.scores()[0], before)
+    gates.hold()
+    assert gates._held[0].data_ptr() == memory  # a captured step reads it there
+    (after,) = gates.scores()
+    gates.release()
+    assert torch.equal(gates.scores()[0], after)
+    assert not torch.equal(after, before)
 
 
 def _step(gate: Gate, optimizer: torch.optim.Optimizer) -> dict[str, float]:

@@ -18,7 +18,8 @@ from paam.recipe import Recipe
 from paam.schedule import Schedule
 from paam.select import Target
 from paam.train.engine import Engine
-from paam.train.run import accuracy, find_device
+from paam.train.evaluation import accuracy
+from paam.train.run import find_device
 
 
 class Loader(Protocol):
@@ -102,9 +103,8 @@ def prune(
         on_event(event)
 
     engine = Engine(pruner, recipe, _LoaderBatches(train, device), seed=seed, emit=emit)
-    evaluate = None if val is None else lambda network: accuracy(network, _moved(val, device))
+    evaluate = None if val is None else lambda network, phase: accuracy(network, _moved(val, device))
     for epoch in range(recipe.schedule.total):
         engine.run_epoch(epoch, evaluate)
     assert pruner.selection is not None  # every schedule has at least one cycle
-    small = engine.small if engine.small is not None else pruner.compact()
-    return Pruned(small.eval(), pruner.selection.plan, history)
+    return Pruned(engine.result().eval(), pruner.selection.plan, history)

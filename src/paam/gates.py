@@ -8,38 +8,92 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from paam.scorers import Scorer
+
 Mode = Literal["open", "analog", "binary"]
 
 
 class Gate(nn.Module):
-    """Scores of one group of filters, and which of them count right now.
-
-    open: no gate at all. analog: the scores, differentiable. binary: ``mask``, 1 for kept filters and 0 for the others.
-    """
+    """Scores of one group of filters, and its ``mask``: 1 for kept filters and 0 for the others."""
 
     mask: Tensor
 
     def __init__(
-        self, layers: Sequence[nn.Module], width: int, scorer: nn.Module, phi: Callable[[Tensor], Tensor]
+        self, layers: Sequence[nn.Module], width: int, scorer: Scorer, phi: Callable[[Tensor], Tensor]
     ) -> None:
         super().__init__()
         # A plain list, so that the network's layers are read here without belonging to the gate.
         self._layers = list(layers)
         self._phi = phi
         self.scorer = scorer
-        self.mode: Mode = "open"
         self.register_buffer("mask", torch.ones(width, device=filter_rows(layers[0]).device))
+
+    def rows(self) -> Tensor:
+        """What the scorer reads: one row of weights per filter, [F, N], without gradient."""
+        rows = [filter_rows(layer) for layer in self._layers]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
 
     def scores(self) -> Tensor:
         """One score per filter, shape [F], with a gradient into the scorer and none into the filters."""
-        rows = [filter_rows(layer) for layer in self._layers]
-        scores: Tensor = self._phi(self.scorer(rows[0] if len(rows) == 1 else torch.cat(rows, 1)))
+        scores: Tensor = self._phi(self.scorer(self.rows()))
         return scores
 
-    def forward(self) -> Tensor | None:
-        if self.mode == "open":
-            return None
-        return self.mask if self.mode == "binary" else self.scores()
+
+class Gates(nn.ModuleList):
+    """All gates of a network. Called, it returns what each of them multiplies by in the current ``mode``.
+
+    open: None, no gate at all. analog: the scores, differentiable. binary: the masks.
+    Layers of one shape are scored together. While ``hold``-ing, the weights that scorers read are taken as they were:
+    a score phase does not move them.
+    """
+
+    def __init__(self, gates: Sequence[Gate]) -> None:
+        super().__init__(gates)
+        alike: dict[Any, list[int]] = {}
+        for place, gate in enumerate(gates):
+            shapes = (type(gate.scorer), gate.rows().shape, *(tensor.shape for tensor in gate.scorer.tensors()))
+            alike.setdefault(shapes, []).append(place)
+        self._alike = list(alike.values())
+        self._held: list[Tensor] = []  # of each set of layers alike, [layers, F, N]
+        self._holding = False
+        self.mode: Mode = "open"
+
+    def forward(self) -> tuple[Tensor | None, ...]:
+        if self.mode == "analog":
+            return self.scores()
+        return tuple(None if self.mode == "open" else self._gate(place).mask for place in range(len(self)))
+
+    def scores(self) -> tuple[Tensor, ...]:
+        """The scores of every gate, as ``Gate.scores`` has them; in full precision also where the network has less."""
+        found: dict[int, Tensor] = {}
+        with torch.autocast(self._gate(0).mask.device.type, enabled=False):
+            self._score(found)
+        return tuple(found[place] for place in range(len(self)))
+
+    def _score(self, found: dict[int, Tensor]) -> None:
+        for number, places in enumerate(self._alike):
+            gates = [self._gate(place) for place in places]
+            rows_LFN = self._held[number] if self._holding else torch.stack([gate.rows() for gate in gates])
+            stacked = [torch.stack(tensors) for tensors in zip(*(gate.scorer.tensors() for gate in gates), strict=True)]
+            scores_LF = gates[0]._phi(gates[0].scorer.attend(rows_LFN, *stacked))
+            found.update(zip(places, scores_LF.unbind(), strict=True))
+
+    def hold(self) -> None:
+        """Read the filters now and not again until :meth:`release`. Memory is reused: captured steps refer to it."""
+        rows = [torch.stack([self._gate(place).rows() for place in places]) for places in self._alike]
+        if not self._held:
+            self._held = rows
+        for held, row in zip(self._held, rows, strict=True):
+            held.copy_(row)
+        self._holding = True
+
+    def release(self) -> None:
+        self._holding = False
+
+    def _gate(self, place: int) -> Gate:
+        gate = self[place]
+        assert isinstance(gate, Gate)
+        return gate
 
 
 def by_filter(layer: nn.Module, tensor: Tensor) -> Tensor:

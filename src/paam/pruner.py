@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from paam.activations import activation as find_activation
 from paam.errors import PaamError, RecipeError, TargetError
-from paam.gates import Gate, Mode, by_filter, filter_rows
+from paam.gates import Gate, Gates, Mode, by_filter, filter_rows
 from paam.graph.attach import GATES, GatedModel, attach
 from paam.network import Choice, prepare
 from paam.plan import Plan
@@ -34,7 +34,7 @@ from paam.select import Selection, Target, select
 class Pruner:
     """A gated copy of a model (``model``), its scorers, and the phases that train one or the other.
 
-    scorer       "kq", "vanilla" or "free"
+    scorer       "kq", "vanilla" or "free"; "l1" and "random" learn nothing
     activation   what turns a scorer's output into a score
     penalty      lambda, the weight of the scores' l1 norm
     balance      weight of a layer in the penalty: "area" of its feature maps, "side", or "none"
@@ -97,11 +97,14 @@ class Pruner:
         self.model, self.gates = attach(traced, self.network.ops, self.network.groups, make_gate)
         self.selection: Selection | None = None
         self._penalty = penalty
-        self._balance = self.network.balance(balance)
+        balances = self.network.balance(balance)
+        device = next(iter(self.gates.values())).mask.device
+        self._weights = torch.cat([torch.full((g.width,), balances[g.name]) for g in self.network.groups]).to(device)
         self._freeze_norms = score_norm == "eval"
         lr = LEARNING_RATES[scorer] if score_lr is None else score_lr
-        self.optimizer = torch.optim.Adam(self.scorer_parameters(), lr=lr)
-        """The scorers' own optimiser, for score phases."""
+        learned = self.scorer_parameters()
+        self.optimizer = torch.optim.Adam(learned, lr=lr) if learned else None
+        """The scorers' own optimiser, for score phases; None for scorers that learn nothing."""
 
     def scorer_parameters(self) -> list[nn.Parameter]:
         return [p for gate in self.gates.values() for p in gate.parameters()]
@@ -112,12 +115,12 @@ class Pruner:
     def scores(self) -> dict[str, Tensor]:
         """Current score of every filter, by group, shape [width], detached."""
         with torch.no_grad():
-            return {name: gate.scores() for name, gate in self.gates.items()}
+            return dict(zip(self.gates, self._all_gates.scores(), strict=True))
 
     def penalty(self) -> Tensor:
         """lambda * sum over groups of balance * l1 norm of the scores; differentiable."""
-        terms = [self._balance[name] * gate.scores().abs().sum() for name, gate in self.gates.items()]
-        return self._penalty * torch.stack(terms).sum()
+        scores = self._all_gates.scores()
+        return self._penalty * torch.dot(torch.cat(scores).abs(), self._weights.to(scores[0].dtype))
 
     def select(self, **target: Any) -> Selection:
         """Choose what stays by the current scores: threshold=, keep_filters=, keep_macs= or keep_params=; round_to=.
@@ -135,8 +138,14 @@ class Pruner:
     @contextmanager
     def scoring(self) -> Iterator[None]:
         """Score phase: analog gates; the network's parameters and batch-norm statistics do not move."""
-        with self._phase("analog", train_scorers=True):
-            yield
+        if self.optimizer is None:
+            raise PaamError("This scorer learns nothing: go straight to weighting(...).")
+        self._all_gates.hold()
+        try:
+            with self._phase("analog", train_scorers=True):
+                yield
+        finally:
+            self._all_gates.release()
 
     @contextmanager
     def weighting(self, **target: Any) -> Iterator[None]:
@@ -180,7 +189,7 @@ class Pruner:
             parameter.requires_grad_(not train_scorers and grads[parameter])
         for parameter in self.scorer_parameters():
             parameter.requires_grad_(train_scorers)
-        self._set_mode(mode)
+        self._all_gates.mode = mode
         self.model.norms_frozen = train_scorers and self._freeze_norms
         self.model.train()
         try:
@@ -192,9 +201,11 @@ class Pruner:
             for parameter, needs in grads.items():
                 parameter.requires_grad_(needs)
 
-    def _set_mode(self, mode: Mode) -> None:
-        for gate in self.gates.values():
-            gate.mode = mode
+    @property
+    def _all_gates(self) -> Gates:
+        gates = self.model.get_submodule(GATES)
+        assert isinstance(gates, Gates)
+        return gates
 
     def _set_masks(self, choice: Choice) -> None:
         for name, mask in choice.items():

@@ -13,24 +13,32 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from paam.activations import ACTIVATIONS
-from paam.data import DATASETS
+from paam.data import DATASETS, Augmentation
 from paam.errors import PaamError, RecipeError, nearest
 from paam.network import BALANCES, PLACEMENTS, STREAMS
 from paam.schedule import DECAYS, Schedule
-from paam.scorers import LEARNING_RATES, SCORERS
-from paam.select import Target
+from paam.scorers import FIXED, LEARNING_RATES, SCORERS
+from paam.select import MODIFIERS, Target
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """``name``: a shipped network, or "module:function" for anyone's own."""
+    """``name``: a shipped network, or "module:function" for anyone's own.
+
+    ``weights``: a safetensors file of the dense network's weights to start from, instead of at random.
+    """
 
     name: str = "resnet56"
+    weights: str | None = None
 
 
 @dataclass(frozen=True)
 class DataSettings:
-    """``holdout``: share of the training set kept aside for choices. ``crop``: zero padding of random crops, pixels."""
+    """``holdout``: share of the training set kept aside for choices.
+
+    ``memory``: GiB of decoded images that may be held; a folder of more is read as it is needed, by ``workers``
+    processes (one per core, eight at most, if not given). What is done to training images: see paam.data.Augmentation.
+    """
 
     name: str = "cifar10"
     directory: str | None = None
@@ -39,6 +47,15 @@ class DataSettings:
     batch_size: int = 256
     crop: int = 4
     flip: bool = True
+    trivial: bool = False
+    cutout: int = 0
+    mixup: float = 0.0
+    memory: float = 8.0
+    workers: int | None = None
+
+    @property
+    def augmentation(self) -> Augmentation:
+        return Augmentation(self.crop, self.flip, self.trivial, self.cutout, self.mixup)
 
 
 @dataclass(frozen=True)
@@ -75,18 +92,32 @@ class OptimizerSettings:
 
 
 @dataclass(frozen=True)
+class DistillSettings:
+    """The network as it was after warm-up (or as it came) as a teacher of weight phases, fine-tune and dense control.
+
+    ``weight``: share of the loss, 0 to 1, that is the divergence from its answers, softened by ``temperature``.
+    """
+
+    weight: float = 0.0
+    temperature: float = 4.0
+
+
+@dataclass(frozen=True)
 class TrainSettings:
     """``checkpoint_every``: epochs between checkpoints. ``threads``: CPU threads, 0 leaves torch's choice.
 
-    On a GPU only: ``bfloat16`` autocast, ``capture`` of the step in a CUDA graph, torch.compile of the network (minutes
-    of compiling for each phase).
+    On a GPU only: ``bfloat16`` autocast, ``capture`` of the step in a CUDA graph, torch.``compile`` of forward and
+    backward (if not given: where enough steps follow to make up for the half minute of compiling), and ``masked``:
+    fine-tune the pruned network inside the dense one, with closed gates, and cut it out at the end. That computes
+    the same; it is faster where launching many small kernels of odd sizes is what costs.
     """
 
     checkpoint_every: int = 1
     threads: int = 0
     bfloat16: bool = True
-    compile: bool = False
+    compile: bool | None = None
     capture: bool = True
+    masked: bool = False
 
 
 _SGD = OptimizerSettings("sgd", 0.1, 0.9, False, 5e-4)
@@ -106,6 +137,7 @@ class Recipe:
     score: OptimizerSettings = field(default_factory=lambda: OptimizerSettings("adam", None))
     weight: OptimizerSettings = field(default_factory=lambda: OptimizerSettings("adam", 1e-3))
     finetune: OptimizerSettings = field(default_factory=lambda: dataclasses.replace(_SGD, decay="cosine"))
+    distill: DistillSettings = field(default_factory=DistillSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
 
     @property
@@ -131,12 +163,18 @@ RANGES: dict[str, tuple[float, float]] = {
     "data.holdout": (0, 0.9),
     "data.batch_size": (1, 1 << 20),
     "data.crop": (0, 256),
+    "data.cutout": (0, 4096),
+    "data.mixup": (0, 100),
+    "data.memory": (0, _INF),
+    "data.workers": (0, 1024),
+    "distill.weight": (0, 1),
+    "distill.temperature": (1e-3, 1e3),
     "target.round_to": (1, 4096),
     "prune.penalty": (0, _INF),
     "prune.dim_ratio": (1e-6, 64),
     "prune.alpha": (1e-12, _INF),
-    **{f"schedule.{key}": (0, 1_000_000) for key in ("warmup", "finetune")},
-    **{f"schedule.{key}": (1, 1_000_000) for key in ("cycles", "score", "weight")},
+    **{f"schedule.{key}": (0, 1_000_000) for key in ("warmup", "score", "finetune")},
+    **{f"schedule.{key}": (1, 1_000_000) for key in ("cycles", "weight")},
     "train.checkpoint_every": (1, 1_000_000),
     "train.threads": (0, 1024),
     **{f"{phase}.lr": (0, 1e6) for phase in ("warmup", "score", "weight", "finetune")},
@@ -170,9 +208,10 @@ def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe
         tree = _shipped(name)
     tree.pop("variants", None)
     overrides = overrides or {}
-    if any(key.startswith("target.") and key != "target.round_to" for key in overrides):
+    shapes = [f"target.{key}" for key in MODIFIERS]
+    if any(key.startswith("target.") and key not in shapes for key in overrides):
         # A new target takes the place of the recipe's own.
-        tree["target"] = {key: value for key, value in tree.get("target", {}).items() if key == "round_to"}
+        tree["target"] = {key: value for key, value in tree.get("target", {}).items() if key in MODIFIERS}
     for key, value in overrides.items():
         _override(tree, key, value)
     return recipe_from_tree(tree)
@@ -225,6 +264,8 @@ def recipe_from_tree(tree: Mapping[str, Any]) -> Recipe:
         settings: OptimizerSettings = getattr(recipe, phase)
         if settings.nesterov and not settings.momentum:
             raise RecipeError(f"{phase}.nesterov needs a {phase}.momentum above 0.")
+    if recipe.prune.scorer in FIXED and recipe.schedule.score:
+        raise RecipeError(f"The scorer '{recipe.prune.scorer}' learns nothing: set schedule.score to 0.")
     return recipe
 
 

@@ -2,6 +2,9 @@
 
 Shapes: ``filters_FN`` holds F filters as rows of N = C * K * K weights. Weights are data here: callers detach them, so
 that no gradient reaches the network through its scorer.
+
+What a scorer computes is a plain function of filters and parameters, ``attend``, that also takes a stack of layers of
+one shape (one more axis in front of everything): 55 layers are then scored in a handful of operations.
 """
 
 from __future__ import annotations
@@ -15,18 +18,33 @@ from torch import Tensor, nn
 from paam.errors import RecipeError, nearest
 
 
-class Vanilla(nn.Module):
+class Scorer(nn.Module):
+    """One layer's attention network. ``attend`` reads its parameters in the order in which they are registered."""
+
+    def attend(self, filters_FN: Tensor, *parameters: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, filters_FN: Tensor) -> Tensor:
+        return self.attend(filters_FN, *self.tensors())
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Parameters and buffers, as ``attend`` takes them."""
+        return (*self.parameters(), *self.buffers())
+
+
+class Vanilla(Scorer):
     """One linear map over all weights of the layer: vec(filters) W, with W of shape (F*N, F), from zero."""
 
     def __init__(self, filters: int, weights: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(filters * weights, filters))
 
-    def forward(self, filters_FN: Tensor) -> Tensor:
-        return filters_FN.flatten() @ self.weight
+    def attend(self, filters_FN: Tensor, *parameters: Tensor) -> Tensor:
+        (weight,) = parameters
+        return (filters_FN.flatten(-2).unsqueeze(-2) @ weight).squeeze(-2)
 
 
-class KQ(nn.Module):
+class KQ(Scorer):
     """Key-query attention averaged over keys: mean_j (Q K^T)_ij / (alpha sqrt(d)), Q = filters W_Q, K = filters W_K.
 
     The mean over keys commutes with both products, so only vectors are ever formed: filters (W_Q (W_K^T mean filter)).
@@ -41,25 +59,55 @@ class KQ(nn.Module):
         self.key = nn.Parameter(torch.zeros(weights, d))
         self.scale = 1 / (alpha * math.sqrt(d))
 
-    def forward(self, filters_FN: Tensor) -> Tensor:
-        mean_key_D = filters_FN.mean(0) @ self.key
-        return self.scale * (filters_FN @ (self.query @ mean_key_D))
+    def attend(self, filters_FN: Tensor, *parameters: Tensor) -> Tensor:
+        query, key = parameters
+        mean_key_D1 = (filters_FN.mean(-2, keepdim=True) @ key).transpose(-1, -2)
+        return self.scale * (filters_FN @ (query @ mean_key_D1)).squeeze(-1)
 
 
-class Free(nn.Module):
+class Free(Scorer):
     """One learnable logit per filter, blind to the weights: the control for the two attention networks."""
 
     def __init__(self, filters: int, weights: int) -> None:
         super().__init__()
         self.logits = nn.Parameter(torch.zeros(filters))
 
-    def forward(self, filters_FN: Tensor) -> Tensor:
-        return self.logits
+    def attend(self, filters_FN: Tensor, *parameters: Tensor) -> Tensor:
+        (logits,) = parameters
+        return logits
 
 
-SCORERS: dict[str, Callable[..., nn.Module]] = {"vanilla": Vanilla, "kq": KQ, "free": Free}
+class Norm(Scorer):
+    """A control that learns nothing: log of a filter's l1 norm over the layer's largest, a score from 0 to 1."""
 
-LEARNING_RATES = {"vanilla": 1e-6, "kq": 1e-3, "free": 1e-2}
+    def __init__(self, filters: int, weights: int) -> None:
+        super().__init__()
+
+    def attend(self, filters_FN: Tensor, *parameters: Tensor) -> Tensor:
+        norms_F = filters_FN.abs().sum(-1)
+        return (norms_F / norms_F.amax(-1, keepdim=True)).clamp(min=1e-12).log()
+
+
+class Random(Scorer):
+    """A control that learns nothing: scores drawn once, evenly between 0 and 1."""
+
+    logits: Tensor
+
+    def __init__(self, filters: int, weights: int) -> None:
+        super().__init__()
+        self.register_buffer("logits", torch.rand(filters).clamp(min=1e-12).log())
+
+    def attend(self, filters_FN: Tensor, *parameters: Tensor) -> Tensor:
+        (logits,) = parameters
+        return logits
+
+
+SCORERS: dict[str, Callable[..., Scorer]] = {"vanilla": Vanilla, "kq": KQ, "free": Free, "l1": Norm, "random": Random}
+
+FIXED = ("l1", "random")
+"""Scorers that learn nothing: a schedule for them has no score epochs."""
+
+LEARNING_RATES = {"vanilla": 1e-6, "kq": 1e-3, "free": 1e-2, **dict.fromkeys(FIXED, 0.0)}
 """Adam's default rate for each scorer: what lets scores travel from 1 to 0 within ten score phases."""
 
 
@@ -69,7 +117,7 @@ def check_scorer(name: str) -> None:
         raise RecipeError(f"There is no scorer '{name}'.{nearest(name, SCORERS)}")
 
 
-def make_scorer(name: str, filters: int, weights: int, *, dim_ratio: float = 1.0, alpha: float = 1.0) -> nn.Module:
+def make_scorer(name: str, filters: int, weights: int, *, dim_ratio: float = 1.0, alpha: float = 1.0) -> Scorer:
     """A scorer for ``filters`` filters of ``weights`` weights each. dim_ratio (d over F) and alpha concern KQ only."""
     check_scorer(name)
     if name == "kq":

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,39 +23,62 @@ from paam.plan import Plan
 
 @dataclass(frozen=True)
 class Target:
-    """Where to stop: exactly one of the first four. Shares are of the dense network, 0 to 1, and are never exceeded.
+    """Where to stop: one of the first five, or keep_macs and keep_params together.
 
+    Shares are of the dense network, 0 to 1, and are never exceeded.
+
+    ``threshold``: filters scored below it fall. ``widths``: a plan file; every group keeps as many filters as there.
     ``round_to``: every group keeps a multiple of so many filters (or all of them, or none): widths that hardware likes.
+    ``floor``: the share of its filters that every group keeps at least.
+    ``uniform``: the same share of every group falls; scores decide within a group only.
     """
 
     threshold: float | None = None
     keep_filters: float | None = None
     keep_macs: float | None = None
     keep_params: float | None = None
+    widths: str | None = None
     round_to: int = 1
+    floor: float = 0.0
+    uniform: bool = False
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in TARGETS if getattr(self, name) is not None}
-        if len(given) != 1:
-            what = " and ".join(given) if given else "none"
+        given = self.limits
+        if len(given) + (self.widths is not None) != 1 and set(given) != {"keep_macs", "keep_params"}:
+            what = " and ".join([*given, *["widths"] * (self.widths is not None)]) or "none"
             raise TargetError(
-                f"Give exactly one target of threshold, keep_filters, keep_macs, keep_params; {what} given."
+                "Give one target of threshold, keep_filters, keep_macs, keep_params, widths,"
+                f" or keep_macs and keep_params together; {what} given."
             )
-        name, value = next(iter(given.items()))
-        if not math.isfinite(value):
-            raise TargetError(f"{name} must be a finite number; {value} was given.")
-        if name != "threshold" and not 0 < value <= 1:
-            raise TargetError(f"{name} is the share that may remain, above 0 and up to 1; {value:g} was given.")
+        for name, value in given.items():
+            if not math.isfinite(value):
+                raise TargetError(f"{name} must be a finite number; {value} was given.")
+            if name != "threshold" and not 0 < value <= 1:
+                raise TargetError(f"{name} is the share that may remain, above 0 and up to 1; {value:g} was given.")
         if not isinstance(self.round_to, int) or self.round_to < 1:
             raise TargetError(f"round_to is a whole number of filters, 1 or more; {self.round_to} was given.")
+        if not 0 <= self.floor <= 1:
+            raise TargetError(f"floor is the share of filters that every group keeps, 0 to 1; {self.floor} was given.")
+        if self.uniform and self.threshold is not None:
+            raise TargetError("A threshold compares scores of all groups; uniform needs a share or a budget instead.")
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """What is given of threshold and shares."""
+        return {name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None}
 
     def __str__(self) -> str:
-        name = next(name for name in TARGETS if getattr(self, name) is not None)
-        rounded = f", widths in steps of {self.round_to}" if self.round_to > 1 else ""
-        return f"{name} = {getattr(self, name):g}{rounded}"
+        parts = [f"{name} = {value:g}" for name, value in self.limits.items()]
+        parts += [f"widths of {self.widths}"] if self.widths else []
+        parts += ["the same share of every group"] if self.uniform else []
+        parts += [f"at least {self.floor:g} of each group"] if self.floor else []
+        parts += [f"widths in steps of {self.round_to}"] if self.round_to > 1 else []
+        return ", ".join(parts)
 
 
-TARGETS = ("threshold", "keep_filters", "keep_macs", "keep_params")
+LIMITS = ("threshold", "keep_filters", "keep_macs", "keep_params")
+MODIFIERS = ("round_to", "floor", "uniform")
+"""Keys of a target that shape it, whatever its limit."""
 
 
 @dataclass(frozen=True)
@@ -69,24 +93,34 @@ class Selection:
 
 def select(network: Network, scores: Mapping[str, Tensor], target: Target) -> Selection:
     """Choose the filters that stay. ``scores``: group name -> [width]."""
-    order = _Order(network, scores, target.round_to)
-    removed = order.below(target.threshold) if target.threshold is not None else _fit_budget(network, order, target)
-    choice = order.choice(removed)
-    if target.round_to > 1 and target.threshold is None:
+    order = _Order(network, scores, target)
+    if target.widths is not None:
+        choice = order.with_widths(_widths(network, Path(target.widths)))
+    else:
+        removed = order.below(target.threshold) if target.threshold is not None else _fit_budget(network, order, target)
+        choice = order.choice(removed)
+    if target.round_to > 1 and target.threshold is None and target.widths is None:
         choice = _filled(network, order, target, choice)
     cost = network.cost(choice)
     shares = cost.params / network.dense.params, cost.macs / network.dense.macs
-    threshold = order.threshold(removed) if target.threshold is None else target.threshold
+    threshold = order.threshold(choice) if target.threshold is None else target.threshold
     return Selection(network.plan(choice), threshold, *shares)
+
+
+def _widths(network: Network, path: Path) -> dict[str, int]:
+    plan = Plan.read(path)
+    network.choice(plan)  # refuses the plan of another network
+    return {name: len(kept.filters) for name, kept in plan.groups.items()}
 
 
 def _fit_budget(network: Network, order: _Order, target: Target) -> int:
     """How many filters to remove so that the cost just fits: with one fewer it does not."""
-    if (excess := _excess(network, order, target, order.choice(order.removable))) > 0:
-        name, share, whole = _budget(network, order, target)
-        raise _unreachable(name, share, share + excess / whole)
+    least = _shares(network, order.choice(order.removable))
+    for name, share in target.limits.items():
+        if least[name] > share + ROUNDING:
+            raise _unreachable(name, share, least[name])
     counts = range(order.removable + 1)
-    return bisect_left(counts, True, key=lambda removed: _excess(network, order, target, order.choice(removed)) <= 0)
+    return bisect_left(counts, True, key=lambda removed: _fits(network, order.choice(removed), target))
 
 
 def _filled(network: Network, order: _Order, target: Target, choice: Choice) -> Choice:
@@ -96,27 +130,31 @@ def _filled(network: Network, order: _Order, target: Target, choice: Choice) -> 
     for place in sorted(places, key=lambda place: -best[place]):
         while best[place] > -np.inf:
             larger = order.with_one_more_step(place, choice)
-            if _excess(network, order, target, larger) > 0:
+            if not _fits(network, larger, target):
                 break
             choice = larger
             best[place] = order.best_removed(place, choice)
     return choice
 
 
-def _budget(network: Network, order: _Order, target: Target) -> tuple[str, float, int]:
-    """What is limited, to which share, of how much."""
-    name = next(name for name in TARGETS if getattr(target, name) is not None)
-    whole = {"keep_filters": order.total, "keep_macs": network.dense.macs, "keep_params": network.dense.params}[name]
-    return name, getattr(target, name), whole
+def _fits(network: Network, choice: Choice, target: Target) -> bool:
+    shares = _shares(network, choice)
+    return all(shares[name] <= share + ROUNDING for name, share in target.limits.items())
 
 
-def _excess(network: Network, order: _Order, target: Target, choice: Choice) -> float:
-    """By how much a choice exceeds the budget; 0 or less if it fits."""
-    name, share, whole = _budget(network, order, target)
-    if name == "keep_filters":
-        return sum(int(mask.sum()) for mask in choice.values()) - share * whole - 1e-9  # 0.7 * 10 may be below 7
-    predicted = network.cost(choice)
-    return (predicted.macs if name == "keep_macs" else predicted.params) - share * whole
+def _shares(network: Network, choice: Choice) -> dict[str, float]:
+    """What remains of the dense network, by each measure."""
+    cost = network.cost(choice)
+    kept, total = sum(int(mask.sum()) for mask in choice.values()), sum(len(mask) for mask in choice.values())
+    return {
+        "keep_filters": kept / total,
+        "keep_macs": cost.macs / network.dense.macs,
+        "keep_params": cost.params / network.dense.params,
+    }
+
+
+ROUNDING = 1e-12
+"""Shares are quotients: 7 of 10 filters may come out above 0.7."""
 
 
 def _unreachable(name: str, share: float, least: float) -> TargetError:
@@ -129,9 +167,9 @@ def _unreachable(name: str, share: float, least: float) -> TargetError:
 class _Order:
     """All removable filters in one line, lowest score first; those of the strongest path stand outside."""
 
-    def __init__(self, network: Network, scores: Mapping[str, Tensor], round_to: int) -> None:
+    def __init__(self, network: Network, scores: Mapping[str, Tensor], target: Target) -> None:
         self.groups = network.groups
-        self.round_to = round_to
+        self.round_to, self.floor = target.round_to, target.floor
         plain = {group.name: _checked(group, scores[group.name]) for group in network.groups}
         protected = network.strongest_path(plain)
         values, ranks, owners, numbers = [], [], [], []
@@ -139,28 +177,33 @@ class _Order:
             score = plain[group.name]
             ascending = np.argsort(score, kind="stable")
             removable = ascending[~np.isin(ascending, list(protected[group.name]))]
-            values.append(score[removable])
+            # Equal scores fall evenly over the groups: that is also what a uniform target wants.
+            values.append(np.zeros(len(removable)) if target.uniform else score[removable])
             ranks.append(np.arange(len(removable)) / group.width)
             owners.append(np.full(len(removable), place))
             numbers.append(removable)
         value = np.concatenate(values)
-        # Equal scores fall evenly over the layers, so that untrained scorers prune uniformly.
         line = np.lexsort((np.concatenate(ranks), value))
         self.values = value[line]
         self.owners = np.concatenate(owners)[line]
         self.numbers_of = numbers  # of each group, lowest score first
         self.scores_of = [plain[group.name] for group in network.groups]
         self.removable = len(line)
-        self.total = sum(group.width for group in network.groups)
 
     def below(self, threshold: float) -> int:
         return int(np.searchsorted(self.values, threshold, side="left"))
 
-    def threshold(self, removed: int) -> float:
+    def threshold(self, choice: Choice) -> float:
         """The lowest score that stays among the removable ones; above all of them when none stays."""
-        if removed < self.removable:
-            return float(self.values[removed])
-        return float(np.nextafter(self.values[-1], np.inf)) if self.removable else 0.0
+        removable = [
+            (self.scores_of[place][numbers], choice[group.name][numbers])
+            for place, (group, numbers) in enumerate(zip(self.groups, self.numbers_of, strict=True))
+        ]
+        kept = np.concatenate([score[stays] for score, stays in removable])
+        if kept.size:
+            return float(kept.min())
+        every = np.concatenate([score for score, _ in removable])
+        return float(np.nextafter(every.max(), np.inf)) if every.size else 0.0
 
     def choice(self, removed: int) -> Choice:
         """The filters that stay when the first ``removed`` of the line fall; rounding brings back those that fell last.
@@ -170,12 +213,20 @@ class _Order:
         counts = np.bincount(self.owners[:removed], minlength=len(self.groups))
         choice = {}
         for owner, group in enumerate(self.groups):
-            kept = group.width - int(counts[owner])
+            kept = max(group.width - int(counts[owner]), math.ceil(self.floor * group.width - ROUNDING))
             rounded = min(-(-kept // self.round_to) * self.round_to, group.width)
-            mask = np.ones(group.width, dtype=bool)
-            mask[self.numbers_of[owner][: group.width - rounded]] = False
-            choice[group.name] = mask
+            choice[group.name] = self._best(owner, rounded)
         return choice
+
+    def with_widths(self, widths: Mapping[str, int]) -> Choice:
+        """The best filters of each group, so many; those of the strongest path stay in any case."""
+        return {group.name: self._best(place, widths[group.name]) for place, group in enumerate(self.groups)}
+
+    def _best(self, place: int, kept: int) -> NDArray[np.bool_]:
+        width = self.groups[place].width
+        mask = np.ones(width, dtype=bool)
+        mask[self.numbers_of[place][: width - kept]] = False
+        return mask
 
     def best_removed(self, place: int, choice: Choice) -> float:
         """The highest score among a group's filters that are removed; -inf if all stay."""
@@ -185,9 +236,7 @@ class _Order:
     def with_one_more_step(self, place: int, choice: Choice) -> Choice:
         group = self.groups[place]
         kept = min(int(choice[group.name].sum()) + self.round_to, group.width)
-        mask = np.ones(group.width, dtype=bool)
-        mask[self.numbers_of[place][: group.width - kept]] = False
-        return {**choice, group.name: mask}
+        return {**choice, group.name: self._best(place, kept)}
 
 
 def _checked(group: Group, scores: Tensor) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +16,10 @@ from paam.recipe import load_recipe, parse_override, shipped_recipes
 from paam.record import Event, read_record
 from paam.report.console import Progressing, summary
 from paam.report.html import write_report
+from paam.report.tables import sweep_table
 from paam.train.checkpoint import checkpoints
-from paam.train.run import CHECKPOINTS, RECORD_FILE, REPORT_FILE, run
+from paam.train.run import CHECKPOINTS, RECORD_FILE, REPORT_FILE, find_device, run
+from paam.train.sweep import jobs_of, results, run_jobs, shared_gpu
 
 DEMO_RECIPE = "digits-resnet20-kq"
 
@@ -74,7 +77,7 @@ def prune(
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or ())
     targets = {"keep_macs": keep_macs, "keep_params": keep_params, "keep_filters": keep_filters, "threshold": threshold}
     given = {name: value for name, value in targets.items() if value is not None}
-    if len(given) > 1:
+    if len(given) > 1 and set(given) != {"keep_macs", "keep_params"}:
         options = " and ".join(f"--{name.replace('_', '-')}" for name in given)
         raise RecipeError(f"{options} contradict each other; give one target.")
     overrides |= {f"target.{name}": value for name, value in given.items()}
@@ -84,6 +87,56 @@ def prune(
         overrides["data.directory"] = str(data)
     out = out or Path("runs") / f"{Path(recipe).stem}-seed{seed}"
     _prune(recipe, overrides, out, seed=seed, device=device, resume=resume, overwrite=overwrite)
+
+
+@app.command(
+    epilog="Examples:  [bold]paam sweep cifar10-resnet56-kq --data data --seeds 0,1,2[/]   "
+    "[bold]paam sweep cifar10-resnet56-kq --data data --vary prune.balance=area,side,none[/]"
+)
+def sweep(
+    recipes: Annotated[list[str], typer.Argument(help="Recipes, shipped or paths to .toml files.")],
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
+    vary: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=A,B", help="Try each value of a key; repeatable: all combinations.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key for all runs; repeatable.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the run directories.")] = Path("runs/sweep"),
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU when there is one.")] = "auto",
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at once.  [dim]default: 4 on a GPU, 1 on a CPU[/]")
+    ] = None,
+) -> None:
+    """Run recipes with several seeds or settings, a few at a time on one GPU, and compare. Run again to go on."""
+    device = find_device(device)
+    on_gpu = device.startswith("cuda")
+    options = [part for text in settings or () for part in ("--set", text)]
+    options += ["--device", device, *([] if data is None else ["--data", str(data)])]
+    planned = jobs_of(recipes, _numbers(seeds), vary or (), options, out)
+    for job in planned:
+        load_recipe(job.arguments[0], dict(parse_override(text) for text in _after(job.arguments, "--set")))
+    console = Console()
+    at_once = jobs or (4 if on_gpu else 1)
+    with shared_gpu(on_gpu and at_once > 1):
+        codes = run_jobs(planned, at_once, lambda line: console.print(line, highlight=False, soft_wrap=True))
+    console.print(sweep_table(results(planned)))
+    failed = [path.name for path, code in codes.items() if code]
+    if failed:
+        complain(f"{len(failed)} of {len(codes)} runs failed: {', '.join(failed)}; their .log files say why.")
+        raise typer.Exit(1)
+
+
+def _numbers(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts) or len(set(parts)) < len(parts):
+        raise RecipeError(f"--seeds takes different whole numbers such as 0,1,2; '{text}' was given.")
+    return [int(part) for part in parts]
+
+
+def _after(arguments: tuple[str, ...], option: str) -> list[str]:
+    return [value for name, value in pairwise(arguments) if name == option]
 
 
 @app.command(epilog="Example:  paam recipes")

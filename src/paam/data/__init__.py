@@ -1,10 +1,15 @@
-"""Data sets, whole in memory as uint8 tensors: shipped digits, CIFAR-10, and a user's own image folders."""
+"""Data sets as uint8 tensors: shipped digits, CIFAR-10, and a user's own image folders, in memory or from their files.
+
+Also what is done to training images (augment.py) and how images are read that memory cannot hold (stream.py).
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
+from paam.data.augment import Augmentation
 from paam.data.cifar10 import load_cifar10
 from paam.data.dataset import Dataset, Split, check_share, hold_out
 from paam.data.digits import load_digits
@@ -13,6 +18,7 @@ from paam.errors import DataError, RecipeError, nearest
 
 __all__ = [
     "DATASETS",
+    "Augmentation",
     "Dataset",
     "Split",
     "hold_out",
@@ -32,12 +38,15 @@ def load_data(
     image_size: int | None = None,
     holdout: float = 0.0,
     seed: int = 0,
+    memory: float = math.inf,
+    workers: int | None = None,
 ) -> Dataset:
     """Load a data set by name and hold out a share of its training images.
 
     directory is where "cifar10" and "folder" lie; "digits" is shipped and ignores it. image_size (pixels) is
     required by "folder", and for the others is None or their own size. holdout is a share of the train set,
     0 <= holdout < 1; seed chooses which images are held out, and the test set where a folder has none.
+    A folder whose images take more than ``memory`` bytes is read as it is needed, by ``workers`` processes.
     """
     if name not in DATASETS:
         raise RecipeError(f"Unknown dataset '{name}'.{nearest(name, DATASETS)}")
@@ -48,7 +57,7 @@ def load_data(
         elif name == "cifar10":
             dataset = load_cifar10(directory, image_size)
         else:
-            dataset = load_folder(directory, image_size, seed)
+            dataset = load_folder(directory, image_size, seed, memory=memory, workers=workers)
     except OSError as error:
         raise DataError(f"Cannot read {error.filename}: {error.strerror}.") from error
     train, held = hold_out(dataset.train, holdout, seed)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paam.data.stream import ImageFiles
 from paam.errors import RecipeError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -61,9 +62,9 @@ def hold_out(train: Split, share: float, seed: int) -> tuple[Split, Split | None
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """images: uint8 [N, C, H, W], 0..255; labels: int64 [N], positions in Dataset.classes."""
+    """images: uint8 [N, C, H, W], 0..255, in memory or in files; labels: int64 [N], positions in Dataset.classes."""
 
-    images: Tensor
+    images: Tensor | ImageFiles
     labels: Tensor
 
     def __len__(self) -> int:
@@ -72,7 +73,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A whole data set in memory. mean and std: one per channel, in units of pixel / 255."""
+    """A whole data set. mean and std: one per channel, in units of pixel / 255."""
 
     train: Split
     holdout: Split | None

@@ -36,7 +36,7 @@ def load_digits(image_size: int | None = None) -> Dataset:
     in_test = torch.zeros(len(targets), dtype=torch.bool)
     in_test[torch.from_numpy(test_places.astype(np.int64))] = True
     train = Split(images[~in_test], targets[~in_test])
-    fractions = train.images.double() / 255
+    fractions = images[~in_test].double() / 255
     return Dataset(
         train=train,
         holdout=None,

@@ -16,26 +16,35 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from paam.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Dataset, Split, stratified_mask
+from paam.data.stream import ImageFiles, usual_workers
 from paam.errors import DataError, RecipeError
 
 EXTENSIONS = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff"))
 # Pillow decides by content; naming the decoders keeps, say, PostScript in a .png away from its interpreter
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")
 MAX_PIXELS = 50_000_000
-MAX_BYTES = 8 * 2**30
 TEST_SHARE = 0.2
 
 # (file, position of its class)
 Entry = tuple[Path, int]
 
 
-def load_folder(directory: str | Path | None, image_size: int | None, seed: int = 0) -> Dataset:
-    """Train and test uint8 [N, 3, image_size, image_size] in sorted order; no holdout; ImageNet mean and std.
+def load_folder(
+    directory: str | Path | None,
+    image_size: int | None,
+    seed: int = 0,
+    *,
+    memory: float = math.inf,
+    workers: int | None = None,
+) -> Dataset:
+    """Train and test images uint8 [N, 3, image_size, image_size] in sorted order; no holdout; ImageNet mean and std.
 
     Each image is converted to RGB (transparency is dropped, 16-bit grey divided by 256, EXIF rotation left
     alone), scaled so that its shorter side is image_size pixels, and cropped around its centre.
+    Images that would take more than ``memory`` bytes are read from disk as they are needed, by ``workers`` processes.
     """
     if directory is None:
         raise DataError("The dataset 'folder' needs a directory with one folder per class: name it with --data DIR.")
@@ -48,22 +57,16 @@ def load_folder(directory: str | Path | None, image_size: int | None, seed: int 
     if not root.is_dir():
         raise DataError(f"There is no directory {root}. Name one that has a folder per class with --data DIR.")
     classes, train, test = _list_both(root, seed)
-    count = len(train) + len(test)
-    needed = count * 3 * image_size**2
-    if needed > MAX_BYTES:
-        largest = math.isqrt(MAX_BYTES // (3 * count))
-        raise DataError(
-            f"The {count:,} images of {root} would take {needed / 2**30:.1f} GiB at image_size "
-            f"{image_size}, over the limit of {MAX_BYTES // 2**30} GiB. Set image_size to {largest} or less."
-        )
-    return Dataset(
-        train=_decode_all(train, image_size),
-        holdout=None,
-        test=_decode_all(test, image_size),
-        classes=classes,
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-    )
+    streams = (len(train) + len(test)) * 3 * image_size**2 > memory
+    number = usual_workers() if workers is None else workers
+
+    def split(entries: list[Entry]) -> Split:
+        if not streams:
+            return _decode_all(entries, image_size)
+        files = ImageFiles([path for path, _ in entries], image_size, decode, number)
+        return Split(files, torch.tensor([label for _, label in entries]))
+
+    return Dataset(split(train), None, split(test), classes, IMAGENET_MEAN, IMAGENET_STD)
 
 
 def _list_both(root: Path, seed: int) -> tuple[tuple[str, ...], list[Entry], list[Entry]]:
@@ -135,6 +138,13 @@ def _decode_all(entries: list[Entry], side: int) -> Split:
         for _ in pool.map(fill, range(len(entries))):
             pass
     return Split(torch.from_numpy(images), torch.tensor([label for _, label in entries]))
+
+
+def decode(path: Path, side: int) -> Tensor:
+    """One image file as uint8 [3, side, side]; what Pillow warns about and we accept is not worth a line."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(_decode(path, side).copy())
 
 
 def _decode(path: Path, side: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:

@@ -7,13 +7,14 @@ stands at the end.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from torch import fx, nn
 
-from paam.gates import Gate, apply_gate
+from paam.gates import Gate, Gates, apply_gate
 from paam.graph.flows import Mix, Pass, Whole
 from paam.graph.joins import Add
 from paam.graph.layers import BATCH_NORMS
@@ -171,12 +172,12 @@ def attach(
     axes = {op.name: op.axis for op in ops}
     first = next(node for node in graph.nodes if node.op != "placeholder")
     gates: dict[str, Gate] = {}
-    holder = nn.Module()
+    with graph.inserting_before(first):
+        multipliers = graph.call_module(GATES)
     for number, group in enumerate(groups):
         gates[group.name] = make_gate([traced.model.get_submodule(layer) for layer in group.layers])
-        holder.add_module(str(number), gates[group.name])
         with graph.inserting_before(first):
-            gate = graph.call_module(f"{GATES}.{number}")
+            gate = graph.call_function(operator.getitem, (multipliers, number))
         for site in group.sites:
             value = nodes[site]
             with graph.inserting_after(value):
@@ -191,7 +192,7 @@ def attach(
         root.register_parameter(name, parameter)
     for name, buffer in traced.model.named_buffers(recurse=False):
         root.register_buffer(name, buffer)
-    root.add_module(GATES, holder)
+    root.add_module(GATES, Gates(list(gates.values())))
     lend_constants(traced, root)
     gated_model = GatedModel(root, graph, f"Gated{type(traced.model).__name__}")
     gated_model.train(traced.model.training)

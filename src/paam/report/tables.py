@@ -1,14 +1,16 @@
-"""Tables for the terminal: what inspect and bench have found."""
+"""Tables for the terminal: what inspect, bench and sweep have found."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import mean, stdev
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from paam.inspection import Inspection
+from paam.record import Event
 from paam.speed import Speed
 
 
@@ -57,6 +59,26 @@ def comparison_table(hardware: str, batch: int, rows: Sequence[Speed]) -> Render
         time = f"{latency.median:.2f} ({latency.low:.2f} to {latency.high:.2f})"
         ratio = f"{base[row.mode] / latency.median:.2f} x"
         table.add_row(row.network, row.mode, time, f"{row.throughput:,.0f}", memory, ratio)
+    return table
+
+
+def sweep_table(results: Mapping[str, Sequence[Event]]) -> RenderableType:
+    """One row per variant: mean over its finished runs, and their spread."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("run", overflow="fold")
+    for column in ("runs", "test accuracy", "spread", "parameters removed", "MACs removed"):
+        table.add_column(column, justify="right")
+    for variant, ends in results.items():
+        if not ends:
+            table.add_row(escape(variant), "0", "", "", "", "")
+            continue
+        accuracies = [end["pruned"]["accuracy"] for end in ends]
+        removed = [
+            mean(100 * (1 - end["pruned"][key] / end["dense"][key]) for end in ends) for key in ("params", "macs")
+        ]
+        spread = f"± {stdev(accuracies):.2f}" if len(ends) > 1 else ""
+        row = f"{mean(accuracies):.2f} %", spread, f"{removed[0]:.1f} %", f"{removed[1]:.1f} %"
+        table.add_row(escape(variant), str(len(ends)), *row)
     return table
 
 

@@ -1,7 +1,7 @@
-"""A split on the device: shuffled, cropped and flipped as a pure function of seed and epoch.
+"""Batches of a split on the device, as a pure function of seed and epoch.
 
-All random numbers of an epoch come from one generator on the CPU, so that every device sees the same batches and a
-resumed run sees the batches it would have seen.
+Images are read, augmented and normalised in blocks of several batches: on a GPU that is a few large operations instead
+of many small ones.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from paam.data import Split
+from paam.data import Augmentation, Split
+from paam.data.augment import augment_pixels, cut_out, draw, mix_up
+from paam.data.stream import ImageFiles
 
 EVALUATION_BATCH = 1000
+BLOCK_VALUES = 1 << 25
+"""Pixels in a block of batches, at most (but one batch at least): 128 MiB as floats."""
 
 
 @dataclass(frozen=True)
@@ -36,46 +39,69 @@ class TrainingBatches:
     """Batches of a training split. A ragged rest is left out: the next epoch shuffles it in."""
 
     def __init__(
-        self, split: Split, normalize: Normalization, *, batch_size: int, crop: int, flip: bool, seed: int, device: str
+        self,
+        split: Split,
+        normalize: Normalization,
+        augmentation: Augmentation,
+        *,
+        batch_size: int,
+        classes: int,
+        seed: int,
+        device: str,
     ) -> None:
         self.batch_size = min(batch_size, len(split))
         self.steps = len(split) // self.batch_size
-        self.normalize = normalize
-        self.crop, self.flip, self.seed = crop, flip, seed
-        self.height, self.width = split.images.shape[2:]
-        self.padded = F.pad(split.images, (crop,) * 4).to(device)
+        self.normalize, self.augmentation = normalize, augmentation
+        self.classes, self.seed, self.device = classes, seed, device
+        self.images = _on_device(split, device)
         self.labels = split.labels.to(device)
+        values = self.batch_size * split.images.shape[1] * split.images.shape[2] * split.images.shape[3]
+        self.block = max(1, min(BLOCK_VALUES // values, self.steps)) * self.batch_size
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images float32 [batch, C, H, W] and labels [batch], on the device."""
-        device = self.labels.device
-        total = len(self.labels)
-        generator = torch.Generator().manual_seed(epoch_seed(self.seed, epoch))
-        order = torch.randperm(total, generator=generator).to(device)
-        shifts = torch.randint(0, 2 * self.crop + 1, (2, total), generator=generator).to(device)
-        flips = (torch.rand(total, generator=generator) < (0.5 if self.flip else 0.0)).to(device)
-        rows, columns = torch.arange(self.height, device=device), torch.arange(self.width, device=device)
-        for step in range(self.steps):
-            part = slice(step * self.batch_size, (step + 1) * self.batch_size)
-            chosen = order[part]
-            across = torch.where(flips[part, None], columns.flip(0), columns) + shifts[1, part, None]
-            down = rows + shifts[0, part, None]
-            # Indexing three axes around a slice puts channels last: [batch, H, W, C].
-            pixels = self.padded[chosen[:, None, None], :, down[:, :, None], across[:, None, :]]
-            yield self.normalize(pixels.permute(0, 3, 1, 2)), self.labels[chosen]
+        """Images float32 [batch, C, H, W]; labels [batch], or their shares [batch, classes] where images are mixed."""
+        what = self.augmentation
+        draws = draw(what, len(self.labels), self.steps, epoch_seed(self.seed, epoch))
+        order = draws.order[: self.steps * self.batch_size]
+        place = 0
+        for pixels in _blocks(self.images, order, self.block, self.device):
+            part = slice(place, place + len(pixels))
+            images = self.normalize(augment_pixels(pixels, what, draws, part))
+            if what.cutout:
+                images = cut_out(images, what.cutout, draws.holes[:, part].to(self.device))
+            labels = self.labels[order[part].to(self.device)]
+            for start in range(0, len(pixels), self.batch_size):
+                batch = images[start : start + self.batch_size], labels[start : start + self.batch_size]
+                step = (place + start) // self.batch_size
+                yield mix_up(*batch, draws.mix[step].to(self.device), self.classes) if what.mixup else batch
+            place += len(pixels)
 
 
 class EvaluationBatches:
     """Batches of a split in order, whole and unaugmented."""
 
     def __init__(self, split: Split, normalize: Normalization, *, device: str) -> None:
-        self.images, self.labels = split.images.to(device), split.labels.to(device)
-        self.normalize = normalize
+        self.images, self.labels = _on_device(split, device), split.labels.to(device)
+        self.normalize, self.device = normalize, device
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, len(self.labels), EVALUATION_BATCH):
-            part = slice(start, start + EVALUATION_BATCH)
-            yield self.normalize(self.images[part]), self.labels[part]
+        blocks = _blocks(self.images, torch.arange(len(self.labels)), EVALUATION_BATCH, self.device)
+        for pixels, labels in zip(blocks, torch.split(self.labels, EVALUATION_BATCH), strict=True):
+            yield self.normalize(pixels), labels
+
+
+def _on_device(split: Split, device: str) -> Tensor | ImageFiles:
+    return split.images.to(device) if isinstance(split.images, Tensor) else split.images
+
+
+def _blocks(images: Tensor | ImageFiles, order: Tensor, size: int, device: str) -> Iterator[Tensor]:
+    """uint8 [n, C, H, W] on the device, in the given order."""
+    if isinstance(images, Tensor):
+        for part in torch.split(order, size):
+            yield images[part.to(device)]
+    else:
+        for block in images.blocks(order, size):
+            yield block.to(device, non_blocking=True)
 
 
 def epoch_seed(seed: int, epoch: int) -> int:

@@ -6,7 +6,6 @@ hand out and take back its whole state at any epoch boundary.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +13,6 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -22,15 +20,19 @@ from paam.errors import DivergedError
 from paam.plan import Plan
 from paam.pruner import Pruner
 from paam.recipe import OptimizerSettings, Recipe
-from paam.schedule import Phase, learning_rate, phase_at
+from paam.schedule import Phase, PhaseName, learning_rate, phase_at
 from paam.select import Selection
 from paam.train.batches import epoch_seed
-from paam.train.capture import CapturedStep, Step
+from paam.train.capture import Step
+from paam.train.flat import RoundedWeights
+from paam.train.networks import Networks
 from paam.train.optimizers import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
+from paam.train.steps import Loss, compiled, make_loss, make_step
 
 Emit = Callable[[dict[str, Any]], None]
-Evaluate = Callable[[nn.Module], float]
-"""Accuracy of a network in percent."""
+Evaluate = Callable[[nn.Module, PhaseName], float]
+"""A network and the phase that it is in -> its accuracy in percent."""
+
 LOSS_CHECK_EVERY = 50
 """Steps between looks at the losses: often enough to stop early, rarely enough not to stall a GPU."""
 
@@ -45,7 +47,7 @@ class Batches(Protocol):
 
 
 class Engine:
-    """Trains one network through its schedule. ``model`` is the network of the current phase."""
+    """Trains one network through its schedule."""
 
     def __init__(self, pruner: Pruner, recipe: Recipe, batches: Batches, *, seed: int, emit: Emit) -> None:
         self.pruner = pruner
@@ -53,14 +55,17 @@ class Engine:
         self.batches = batches
         self.seed = seed
         self.emit = emit
-        self.small: nn.Module | None = None
-        self.control: nn.Module | None = None
-        self.dense_state: dict[str, Tensor] = {}
-        self.optimizers: dict[str, Optimizer] = {}
-        self.steps: dict[str, Step] = {}
+        self.on_gpu = next(pruner.model.parameters()).is_cuda
+        settings = recipe.train
+        self.networks = Networks(
+            pruner, masked=settings.masked and self.on_gpu, bfloat16=settings.bfloat16 and self.on_gpu
+        )
+        self.losses: dict[str, Loss] = {}
+        self.optimizers: dict[PhaseName, Optimizer] = {}
+        self.steps: dict[PhaseName, Step] = {}
         self.on_step: Callable[[int, int], None] = lambda step, steps: None
         if recipe.schedule.warmup == 0:
-            self._remember_dense()
+            self.networks.remember_dense()
 
     def run_epoch(self, epoch: int, evaluate: Evaluate | None) -> None:
         """Train one epoch and emit its event, with the accuracy in percent that ``evaluate`` finds."""
@@ -69,17 +74,18 @@ class Engine:
         torch.manual_seed(epoch_seed(self.seed, epoch))
         if phase.first:
             self._enter(phase, epoch, evaluate)
-        model = self.model_of(phase)
-        optimizer = self._optimizer(phase)
-        with self._mode(phase):
+        model = self.networks.of(phase.name)
+        optimizer = self._optimizer(phase.name)
+        rounded = self.networks.rounded(phase.name)
+        with self._mode(phase.name):
             model.train()
-            loss = self._train(model, optimizer, phase, epoch)
-        if not torch.stack([p.isfinite().all() for p in model.parameters()]).all():
+            loss = self._train(optimizer, rounded, phase, epoch)
+        if not all(bool(block.isfinite().all()) for block in self.networks.trained(phase.name).blocks):
             raise DivergedError(
                 f"A weight is not finite at the end of epoch {epoch + 1} ({phase.name} phase)."
-                f" Lower {_section(phase)}.lr."
+                f" Lower {_section(phase.name)}.lr."
             )
-        accuracy = None if evaluate is None else evaluate(model)
+        accuracy = None if evaluate is None else evaluate(model, phase.name)
         last = phase.index == phase.length - 1
         if phase.name == "score" and last:
             scores = {name: [round(s, 4) for s in v.tolist()] for name, v in self.pruner.scores().items()}
@@ -100,101 +106,111 @@ class Engine:
             }
         )
         if phase.name == "warmup" and last:
-            self._remember_dense()
+            self.networks.remember_dense()
+        elif phase.name == "finetune" and last and self.networks.small is None:
+            self.networks.small = self.pruner.compact()
 
-    def model_of(self, phase: Phase) -> nn.Module:
-        if phase.name == "finetune":
-            assert self.small is not None
-            return self.small
-        if phase.name == "control":
-            assert self.control is not None
-            return self.control
-        return self.pruner.model
+    def result(self) -> nn.Module:
+        """The small network as it is now."""
+        return self.pruner.compact() if self.networks.small is None else self.networks.small
 
     def _enter(self, phase: Phase, epoch: int, evaluate: Evaluate | None) -> None:
         """What happens once, at the start of a phase."""
         if phase.name == "weight":
             selection = self.pruner.select(**asdict(self.recipe.target))
             with self.pruner.weighting():
-                accuracy = None if evaluate is None else evaluate(self.pruner.model)
+                accuracy = None if evaluate is None else evaluate(self.pruner.model, "weight")
             kept = {name: [len(k.filters), k.width] for name, k in selection.plan.groups.items()}
             event = {"event": "selection", "epoch": epoch, "cycle": phase.cycle, "threshold": selection.threshold}
             event |= {"kept_params": selection.kept_params, "kept_macs": selection.kept_macs, "kept_filters": kept}
             event |= {"accuracy": accuracy}  # before the weights adapt: what the cut itself costs
             self.emit(event)
-        elif phase.name == "finetune":
-            self.small = self.pruner.compact()
+        elif phase.name == "finetune" and not self.networks.masked:
+            self.networks.small = self.pruner.compact()
         elif phase.name == "control":
-            self.control = self.dense_model()
-        if self._settings(phase).reset:
+            self.networks.control = self.networks.dense()
+        if self._settings(phase.name).reset:
             self.optimizers.pop(phase.name, None)
             self.steps.pop(phase.name, None)
 
-    def _mode(self, phase: Phase) -> AbstractContextManager[None]:
-        if phase.name == "warmup":
+    def _mode(self, phase: PhaseName) -> AbstractContextManager[None]:
+        if phase == "warmup":
             return self.pruner.dense()
-        if phase.name == "score":
+        if phase == "score":
             return self.pruner.scoring()
-        return self.pruner.weighting() if phase.name == "weight" else nullcontext()
+        gated = self.networks.of(phase) is self.pruner.model
+        return self.pruner.weighting() if gated else nullcontext()
 
-    def _settings(self, phase: Phase) -> OptimizerSettings:
+    def _settings(self, phase: PhaseName) -> OptimizerSettings:
         settings: OptimizerSettings = getattr(self.recipe, _section(phase))
         return settings
 
-    def _optimizer(self, phase: Phase) -> Optimizer:
-        if phase.name not in self.optimizers:
-            settings = self._settings(phase)
-            if phase.name == "score":
-                parameters = self.pruner.scorer_parameters()
-            elif phase.name in ("warmup", "weight"):
-                parameters = self.pruner.network_parameters()
-            else:
-                parameters = list(self.model_of(phase).parameters())
-            self.optimizers[phase.name] = build_optimizer(settings, self._initial_rate(phase), parameters)
-        return self.optimizers[phase.name]
+    def _optimizer(self, phase: PhaseName) -> Optimizer:
+        if phase not in self.optimizers:
+            trained = self.networks.trained(phase)
+            self.optimizers[phase] = build_optimizer(self._settings(phase), self._initial_rate(phase), trained)
+        return self.optimizers[phase]
 
-    def _initial_rate(self, phase: Phase) -> float:
-        if phase.name == "score":
+    def _initial_rate(self, phase: PhaseName) -> float:
+        if phase == "score":
             return self.recipe.score_lr
         lr = self._settings(phase).lr
         assert lr is not None
         return lr
 
-    def _train(self, model: nn.Module, optimizer: Optimizer, phase: Phase, epoch: int) -> float:
+    def _train(self, optimizer: Optimizer, rounded: RoundedWeights | None, phase: Phase, epoch: int) -> float:
         """One pass over the training set; the mean loss."""
-        settings, initial = self._settings(phase), self._initial_rate(phase)
+        settings, initial = self._settings(phase.name), self._initial_rate(phase.name)
+        scores = phase.name == "score"
         if phase.name not in self.steps:
-            self.steps[phase.name] = self._make_step(model, optimizer, phase)
+            self.steps[phase.name] = make_step(
+                self._loss(phase.name),
+                optimizer,
+                self.networks.trained(phase.name),
+                None if scores else rounded,
+                capture=self.on_gpu and self.recipe.train.capture,
+            )
         take_step = self.steps[phase.name]
         losses: list[Tensor] = []
-        for step, (images, labels) in enumerate(self.batches.epoch(epoch)):
-            done = step / self.batches.steps
-            set_learning_rate(optimizer, learning_rate(initial, settings.decay, settings.ramp, phase, done))
-            losses.append(take_step(images, labels))
-            if len(losses) % LOSS_CHECK_EVERY == 0:
-                self._check(losses, phase, epoch)
-            self.on_step(step + 1, self.batches.steps)
+        with nullcontext() if rounded is None else rounded.in_place(trained=not scores):
+            for step, (images, labels) in enumerate(self.batches.epoch(epoch)):
+                done = step / self.batches.steps
+                set_learning_rate(optimizer, learning_rate(initial, settings.decay, settings.ramp, phase, done))
+                losses.append(take_step(images, labels))
+                if len(losses) % LOSS_CHECK_EVERY == 0:
+                    self._check(losses, phase, epoch)
+                self.on_step(step + 1, self.batches.steps)
         self._check(losses, phase, epoch)
         return float(torch.stack(losses).mean())
 
-    def _make_step(self, model: nn.Module, optimizer: Optimizer, phase: Phase) -> Step:
-        """One step of a phase; on a GPU compiled and captured as the recipe says, and in bfloat16."""
-        settings = self.recipe.train
-        on_gpu = next(model.parameters()).is_cuda
-        network = torch.compile(model) if on_gpu and settings.compile else model
+    def _loss(self, phase: PhaseName) -> Loss:
+        """The loss of a phase. A network fine-tuned inside the gated one has that of weight phases: compiled once."""
+        kind: PhaseName = "weight" if phase == "finetune" and self.networks.masked else phase
+        if kind not in self.losses:
+            recipe = self.recipe
+            taught = recipe.distill.weight > 0 and kind in ("weight", "finetune", "control")
+            loss_of = make_loss(
+                self.networks.of(phase),
+                bfloat16=self.networks.bfloat16,
+                penalty=self.pruner.penalty if kind == "score" else None,
+                teacher=self.networks.teacher() if taught else None,
+                distill=recipe.distill,
+            )
+            if self.on_gpu:
+                loss_of = compiled(loss_of, recipe.train, self._epochs(kind) * self.batches.steps)
+            self.losses[kind] = loss_of
+        return self.losses[kind]
 
-        def step(images: Tensor, labels: Tensor) -> Tensor:
-            optimizer.zero_grad(set_to_none=True)
-            # Casts cached by autocast would outlive a captured graph.
-            with torch.autocast("cuda", torch.bfloat16, enabled=on_gpu and settings.bfloat16, cache_enabled=False):
-                loss = F.cross_entropy(network(images), labels)
-            if phase.name == "score":
-                loss = loss + self.pruner.penalty()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            return loss.detach()
-
-        return CapturedStep(step) if on_gpu and settings.capture else step
+    def _epochs(self, kind: PhaseName) -> int:
+        """Epochs of the whole run that are trained by a kind of loss."""
+        schedule = self.recipe.schedule
+        return {
+            "warmup": schedule.warmup,
+            "score": schedule.cycles * schedule.score,
+            "weight": schedule.cycles * schedule.weight + schedule.finetune * self.networks.masked,
+            "finetune": schedule.finetune,
+            "control": schedule.alternation + schedule.finetune,
+        }[kind]
 
     def _check(self, losses: list[Tensor], phase: Phase, epoch: int) -> None:
         finite = torch.stack(losses[-LOSS_CHECK_EVERY:]).isfinite()
@@ -202,35 +218,20 @@ class Engine:
             step = max(len(losses) - LOSS_CHECK_EVERY, 0) + int((~finite).nonzero()[0]) + 1
             raise DivergedError(
                 f"The loss is not finite at step {step} of epoch {epoch + 1} ({phase.name} phase)."
-                f" Lower {_section(phase)}.lr, or look for broken values in the data."
+                f" Lower {_section(phase.name)}.lr, or look for broken values in the data."
             )
-
-    def _remember_dense(self) -> None:
-        model = self.pruner.network.traced.model
-        self.dense_state = {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-    def dense_model(self) -> nn.Module:
-        model = copy.deepcopy(self.pruner.network.traced.model)
-        model.load_state_dict(self.dense_state)
-        return model
 
     # --- the whole state at an epoch boundary ----------------------------------------------------------------------
 
     def state(self, next_epoch: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and plain data that :meth:`restore` needs to go on with ``next_epoch``."""
-        parts: dict[str, dict[str, Tensor]] = {"dense": self.dense_state}
-        if self.small is None:
-            parts["gated"] = self.pruner.model.state_dict()
-        else:
-            parts["small"] = self.small.state_dict()
-        if self.control is not None:
-            parts["control"] = self.control.state_dict()
-        current = phase_at(self.recipe.schedule, next_epoch - 1)
-        alternating = current.name in ("warmup", "score", "weight")
+        parts = self.networks.state()
+        current = phase_at(self.recipe.schedule, next_epoch - 1).name
+        alternating = current in ("warmup", "score", "weight")
         for name, optimizer in self.optimizers.items():
-            if name == current.name or (alternating and name in ("score", "weight")):
-                parts[f"optimizer/{name}"] = optimizer_tensors(optimizer)
-        tensors = {f"{part}/{key}": value for part, values in parts.items() for key, value in values.items()}
+            if name == current or (alternating and name in ("score", "weight")):
+                parts[f"optimizer/{name}"] = optimizer_tensors(optimizer, self.networks.trained(name))
+        tensors = {f"{part}:{key}": value for part, values in parts.items() for key, value in values.items()}
         chosen = self.pruner.selection
         header = {"selection": None if chosen is None else {**asdict(chosen), "plan": chosen.plan.to_json()}}
         return tensors, header
@@ -240,25 +241,16 @@ class Engine:
         if header["selection"] is not None:
             stored = header["selection"]
             self.pruner.use(Selection(**{**stored, "plan": Plan.from_json(stored["plan"])}))
-        self.dense_state = _part(tensors, "dense")
-        if gated := _part(tensors, "gated"):
-            self.pruner.model.load_state_dict(gated)
-        if small := _part(tensors, "small"):
-            self.small = self.pruner.compact()
-            self.small.load_state_dict(small)
-        if control := _part(tensors, "control"):
-            self.control = self.dense_model()
-            self.control.load_state_dict(control)
-        passed = {phase.name: phase for phase in (phase_at(self.recipe.schedule, e) for e in range(next_epoch))}
-        for phase in passed.values():
-            if state := _part(tensors, f"optimizer/{phase.name}"):
-                load_optimizer_tensors(self._optimizer(phase), state)
+        parts: dict[str, dict[str, Tensor]] = {"dense": {}}
+        for key, value in tensors.items():
+            part, _, name = key.partition(":")
+            parts.setdefault(part, {})[name] = value
+        self.networks.restore(parts)
+        for phase in {phase_at(self.recipe.schedule, epoch).name for epoch in range(next_epoch)}:
+            if state := parts.get(f"optimizer/{phase}"):
+                load_optimizer_tensors(self._optimizer(phase), self.networks.trained(phase), state)
 
 
-def _section(phase: Phase) -> str:
+def _section(phase: PhaseName) -> PhaseName:
     """The recipe's section for a phase: the dense control is trained as the small network is."""
-    return "finetune" if phase.name == "control" else phase.name
-
-
-def _part(tensors: dict[str, Tensor], part: str) -> dict[str, Tensor]:
-    return {key.removeprefix(f"{part}/"): value for key, value in tensors.items() if key.startswith(f"{part}/")}
+    return "finetune" if phase == "control" else phase

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from paam.recipe import OptimizerSettings
+from paam.train.flat import FlatParameters
 
 
-def build_optimizer(settings: OptimizerSettings, lr: float, parameters: Iterable[nn.Parameter]) -> Optimizer:
+def build_optimizer(settings: OptimizerSettings, lr: float, flat: FlatParameters) -> Optimizer:
     """The optimiser of one phase. On a GPU it is fused, and its rate a tensor that captured graphs can read."""
-    parameters = list(parameters)
-    on_gpu = parameters[0].is_cuda
-    rate: Any = torch.tensor(lr, device=parameters[0].device) if on_gpu else lr
+    blocks = flat.blocks
+    on_gpu = blocks[0].is_cuda
+    rate: Any = torch.tensor(lr, device=blocks[0].device) if on_gpu else lr
     if settings.optimizer == "adam":
         decay = settings.weight_decay
-        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=on_gpu, capturable=on_gpu)
+        return torch.optim.Adam(blocks, lr=rate, weight_decay=decay, fused=on_gpu, capturable=on_gpu)
     return torch.optim.SGD(
-        parameters,
+        blocks,
         lr=rate,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
@@ -38,20 +38,39 @@ def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
             group["lr"] = lr
 
 
-def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """State per parameter as "number.name" -> tensor. Hyper-parameters come from the recipe and are not state."""
-    state: dict[int, dict[str, Any]] = optimizer.state_dict()["state"]
-    return {
-        f"{number}.{name}": value
-        for number, entries in state.items()
-        for name, value in entries.items()
-        if isinstance(value, Tensor)
-    }
+def optimizer_tensors(optimizer: Optimizer, flat: FlatParameters) -> dict[str, Tensor]:
+    """State by parameter as "number.name" -> tensor, whatever the layout of the block: it must load on any device.
+
+    Hyper-parameters come from the recipe and are not state. What is counted once per block is its first parameter's.
+    """
+    tensors: dict[str, Tensor] = {}
+    states = [optimizer.state[block] for block in flat.blocks]
+    for name in dict.fromkeys(name for state in states for name in state):
+        values = [state.get(name) for state in states]
+        if not all(isinstance(value, Tensor) for value in values):
+            continue
+        if values[0].dim():
+            tensors |= {f"{number}.{name}": view for number, view in enumerate(flat.views(values))}
+        else:
+            tensors |= {f"{_first(flat, block)}.{name}": value for block, value in enumerate(values)}
+    return tensors
 
 
-def load_optimizer_tensors(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        number, _, name = key.partition(".")
-        state.setdefault(int(number), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+def load_optimizer_tensors(optimizer: Optimizer, flat: FlatParameters, tensors: dict[str, Tensor]) -> None:
+    """Take up what :func:`optimizer_tensors` handed out."""
+    for name in dict.fromkeys(key.partition(".")[2] for key in tensors):
+        scalar = not tensors[f"0.{name}"].dim()
+        blocks = [
+            tensors[f"{_first(flat, number)}.{name}"].clone() if scalar else torch.zeros_like(block.data)
+            for number, block in enumerate(flat.blocks)
+        ]
+        if not scalar:
+            for number, view in enumerate(flat.views(blocks)):
+                view.copy_(tensors[f"{number}.{name}"])
+        for block, value in zip(flat.blocks, blocks, strict=True):
+            optimizer.state[block][name] = value.to(block.device)
+
+
+def _first(flat: FlatParameters, block: int) -> int:
+    """The number of the first parameter in a block."""
+    return next(number for number, (home, _) in enumerate(flat.places) if home == block)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from paam.artifacts import PLAN_FILE, WEIGHTS_FILE, save
 from paam.cost import count
 from paam.data import Dataset, load_data
-from paam.errors import ArtifactError, DataError, DeviceError, DivergedError, RecipeError
+from paam.errors import ArtifactError, DeviceError, DivergedError, RecipeError, one_line
 from paam.files import write_atomically
-from paam.graph.modes import evaluating
 from paam.models import build_model
 from paam.pruner import Pruner
 from paam.recipe import Recipe, recipe_to_toml
@@ -30,13 +31,15 @@ from paam.speed import measure_latency
 from paam.train.batches import EvaluationBatches, Normalization, TrainingBatches
 from paam.train.checkpoint import checkpoints, read_newest_checkpoint, write_checkpoint
 from paam.train.engine import Engine
+from paam.train.evaluation import Monitor, accuracy
 from paam.version import __version__
 
 RECIPE_FILE = "recipe.toml"
 RECORD_FILE = "record.jsonl"
 REPORT_FILE = "report.html"
+DENSE_FILE = "dense.safetensors"
 CHECKPOINTS = "checkpoints"
-OWN_FILES = {RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE, REPORT_FILE, CHECKPOINTS}
+OWN_FILES = {RECIPE_FILE, RECORD_FILE, REPORT_FILE, DENSE_FILE, PLAN_FILE, WEIGHTS_FILE, CHECKPOINTS}
 LATENCY_BATCH = 128
 
 OnStep = Callable[[int, int], None]
@@ -85,28 +88,34 @@ def _run(
         watch(of_kind(read_record(out / RECORD_FILE), "start")[0])
         watch({"event": "resumed", "epoch": first})
     normalize = Normalization(data.mean, data.std)
-    settings = recipe.data
     batches = TrainingBatches(
         data.train,
         normalize,
-        batch_size=settings.batch_size,
-        crop=settings.crop,
-        flip=settings.flip,
+        recipe.data.augmentation,
+        batch_size=recipe.data.batch_size,
+        classes=len(data.classes),
         seed=seed,
         device=device,
     )
-    monitor = EvaluationBatches(data.holdout or data.test, normalize, device=device)
+    on_gpu = device.startswith("cuda")
+    monitor = Monitor(
+        EvaluationBatches(data.holdout or data.test, normalize, device=device),
+        bfloat16=on_gpu and recipe.train.bfloat16,
+        capture=on_gpu and recipe.train.capture,
+    )
     engine = Engine(pruner, recipe, batches, seed=seed, emit=emit)
     engine.on_step = on_step
     if saved is not None:
         engine.restore(first, *saved)
     for epoch in range(first, recipe.schedule.total):
         try:
-            engine.run_epoch(epoch, lambda model: accuracy(model, monitor))
+            engine.run_epoch(epoch, monitor)
         except DivergedError as error:
             kept = f" The last good state is in {out / CHECKPOINTS}." if checkpoints(out / CHECKPOINTS) else ""
             raise DivergedError(f"{error}{kept}") from error
         following = epoch + 1
+        if following == recipe.schedule.warmup:
+            _save_dense(engine, out)
         ends_phase = following == recipe.schedule.total or phase_at(recipe.schedule, following).first
         if ends_phase or following % recipe.train.checkpoint_every == 0:
             write_checkpoint(out / CHECKPOINTS, following, *engine.state(following))
@@ -123,18 +132,6 @@ def _threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def accuracy(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Percent of samples classified right, in evaluation mode."""
-    right = total = 0
-    with evaluating(model), torch.inference_mode():
-        for images, labels in batches:
-            right += int((model(images).argmax(1) == labels).sum())
-            total += len(labels)
-    if not total:
-        raise DataError("There is nothing to measure accuracy on: the validation batches are empty or used up.")
-    return 100 * right / total
 
 
 def find_device(name: str) -> str:
@@ -185,7 +182,7 @@ def _prepare_directory(out: Path, recipe: Recipe, resume_at: int | None) -> Reco
         return RecordWriter(out / RECORD_FILE, keep_before_epoch=resume_at)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        old = [out / name for name in (RECIPE_FILE, RECORD_FILE, PLAN_FILE, WEIGHTS_FILE, REPORT_FILE)]
+        old = [out / name for name in OWN_FILES - {CHECKPOINTS}]
         for path in (*old, *checkpoints(out / CHECKPOINTS)):
             path.unlink(missing_ok=True)
     except OSError as error:
@@ -202,6 +199,8 @@ def _load_data(recipe: Recipe, seed: int) -> Dataset:
         image_size=settings.image_size,
         holdout=settings.holdout,
         seed=seed,
+        memory=settings.memory * 2**30,
+        workers=settings.workers,
     )
 
 
@@ -209,6 +208,8 @@ def _build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str) -> Prun
     torch.manual_seed(seed)
     channels = data.train.images.shape[1]
     model = build_model(recipe.model.name, num_classes=len(data.classes), in_channels=channels).to(device)
+    if recipe.model.weights is not None:
+        _load_weights(model, Path(recipe.model.weights))
     if device.startswith("cuda"):
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         torch.backends.cudnn.benchmark = True
@@ -223,10 +224,26 @@ def _build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str) -> Prun
     return pruner
 
 
+def _save_dense(engine: Engine, out: Path) -> None:
+    """The dense network as warm-up left it: another run may start from it (model.weights)."""
+    plain = {name: value.contiguous().cpu() for name, value in engine.networks.dense_state.items()}
+    write_atomically(out / DENSE_FILE, safetensors.torch.save(plain))
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    """Take up the weights of a dense network; a file that does not fit is refused with what differs."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        model.load_state_dict(stored)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise ArtifactError(f"model.weights = {path} cannot be taken up: {one_line(error)}.") from error
+
+
 def _portable(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain data, without where the data lies: a run may go on where they lie elsewhere."""
+    """The recipe as plain data, without where files lie: a run may go on where they lie elsewhere."""
     tree: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
-    del tree["data"]["directory"]
+    del tree["data"]["directory"], tree["data"]["workers"]
     return tree
 
 
@@ -258,8 +275,8 @@ def _start_event(recipe: Recipe, seed: int, device: str, pruner: Pruner, data: D
 
 def _finish(engine: Engine, test: EvaluationBatches, example: Tensor, out: Path, emit: Callable[[Event], None]) -> None:
     """Measure what came out, write the artifacts, and close the record."""
-    small = engine.small if engine.small is not None else engine.pruner.compact()
-    dense = engine.control if engine.control is not None else engine.dense_model()
+    small = engine.result()
+    dense = engine.networks.dense() if engine.networks.control is None else engine.networks.control
     assert engine.pruner.selection is not None  # every schedule has at least one cycle
     plan = engine.pruner.selection.plan
     latency = measure_latency({"dense": dense, "pruned": small}, example)
@@ -275,6 +292,6 @@ def _finish(engine: Engine, test: EvaluationBatches, example: Tensor, out: Path,
             "uncounted": counted.uncounted,
         }
     alone = "warm-up only" if engine.recipe.schedule.warmup else "as it came"
-    results["dense"]["trained"] = "the same epochs" if engine.control is not None else alone
+    results["dense"]["trained"] = alone if engine.networks.control is None else "the same epochs"
     kept = {name: [len(k.filters), k.width] for name, k in plan.groups.items()}
     emit({"event": "end", "latency_batch": len(example), "kept_filters": kept, **results})

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# The proxies, five at a time on one GPU: run.sh DATA OUT CHECKPOINT (the public ResNet-56 weights, safetensors).
+set -euo pipefail
+data=$1 out=$2 weights=$3
+base=$(dirname "$0")/base.toml
+fixed="--set schedule.score=0 --set target.uniform=true --set prune.streams=tied"
+while read -r name settings; do
+  echo "python3 -m paam prune $base --data $data --out $out/$name --set model.weights=$weights $settings > $out/$name.log 2>&1"
+done <<RUNS | xargs -P 5 -I{} bash -c '{}'
+kq-side
+kq-none --set prune.balance=none
+kq-area --set prune.balance=area
+vanilla-side --set prune.scorer=vanilla
+free-side --set prune.scorer=free
+kq-side-nofloor --set target.floor=0.0
+kq-side-tied --set prune.streams=tied
+random-uniform --set prune.scorer=random $fixed
+l1-uniform --set prune.scorer=l1 $fixed
+kq-side-branch --set prune.placement=branch
+RUNS

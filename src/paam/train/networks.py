@@ -1,0 +1,110 @@
+"""The networks of a run: the gated one, the small one, the dense control, the teacher; and what is trained of them."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from paam.errors import RecipeError
+from paam.pruner import Pruner
+from paam.schedule import PhaseName
+from paam.train.flat import FlatParameters, RoundedWeights
+
+
+class Networks:
+    """``dense_state``: weights of the network after warm-up.
+
+    ``masked``: the small network is fine-tuned inside the gated one. ``bfloat16``: networks read rounded weights.
+    """
+
+    def __init__(self, pruner: Pruner, *, masked: bool, bfloat16: bool) -> None:
+        self.pruner = pruner
+        self.masked, self.bfloat16 = masked, bfloat16
+        self.small: nn.Module | None = None
+        self.control: nn.Module | None = None
+        self.dense_state: dict[str, Tensor] = {}
+        self._flats: dict[str, FlatParameters] = {}
+        self._rounded: dict[str, RoundedWeights | None] = {}
+
+    def of(self, phase: PhaseName) -> nn.Module:
+        """The network that a phase trains or scores."""
+        model = {"gated": self.pruner.model, "small": self.small, "control": self.control}[self._kind(phase)]
+        assert model is not None
+        return model
+
+    def trained(self, phase: PhaseName) -> FlatParameters:
+        """The parameters that a phase moves. To be asked for outside of the phase, which freezes others."""
+        return self._flat("scorers" if phase == "score" else self._kind(phase))
+
+    def rounded(self, phase: PhaseName) -> RoundedWeights | None:
+        """The bfloat16 weights that a phase's network reads; None where it computes in its own precision."""
+        if not self.bfloat16:
+            return None
+        kind = self._kind(phase)
+        if kind not in self._rounded:
+            flat = self._flat(kind)
+            fits = [block.dtype for block in flat.blocks] == [torch.float32]
+            self._rounded[kind] = RoundedWeights(flat, self.of(phase)) if fits else None
+        return self._rounded[kind]
+
+    def remember_dense(self) -> None:
+        model = self.pruner.network.traced.model
+        self.dense_state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+    def dense(self) -> nn.Module:
+        """A new dense network, as it was after warm-up."""
+        model = copy.deepcopy(self.pruner.network.traced.model)
+        model.load_state_dict(self.dense_state)
+        return model
+
+    def teacher(self) -> nn.Module:
+        teacher = self.dense().eval().requires_grad_(False)
+        if self.bfloat16:
+            for parameter in teacher.parameters():
+                if parameter.dim() > 1:  # as RoundedWeights does, but once
+                    parameter.data = parameter.data.bfloat16()
+        return teacher
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Weights of what is still needed, by network."""
+        parts = {"dense": self.dense_state}
+        if self.small is None:
+            parts["gated"] = self.pruner.model.state_dict()
+        else:
+            parts["small"] = self.small.state_dict()
+        if self.control is not None:
+            parts["control"] = self.control.state_dict()
+        return parts
+
+    def restore(self, parts: dict[str, dict[str, Tensor]]) -> None:
+        self.dense_state = parts["dense"]
+        if "gated" in parts:
+            self.pruner.model.load_state_dict(parts["gated"])
+        if "small" in parts:
+            self.small = self.pruner.compact()
+            self.small.load_state_dict(parts["small"])
+        if "control" in parts:
+            self.control = self.dense()
+            self.control.load_state_dict(parts["control"])
+
+    def _kind(self, phase: PhaseName) -> str:
+        if phase == "finetune":
+            return "gated" if self.masked else "small"
+        return "control" if phase == "control" else "gated"
+
+    def _flat(self, kind: str) -> FlatParameters:
+        if kind not in self._flats:
+            if kind in ("gated", "scorers"):
+                gated = kind == "gated"
+                parameters = self.pruner.network_parameters() if gated else self.pruner.scorer_parameters()
+            else:
+                network = self.small if kind == "small" else self.control
+                assert network is not None
+                parameters = list(network.parameters())
+            trained = [parameter for parameter in parameters if parameter.requires_grad]
+            if not trained:
+                raise RecipeError("The network has no parameter that requires a gradient: nothing can be trained.")
+            self._flats[kind] = FlatParameters(trained)
+        return self._flats[kind]

@@ -1,0 +1,77 @@
+"""One training step of a phase: forward, loss, backward, update; compiled and captured where that pays."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paam.recipe import DistillSettings, TrainSettings
+from paam.train.capture import CapturedStep, Step
+from paam.train.flat import FlatParameters, RoundedWeights
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Images and labels (or shares of classes) -> the loss, with its gradient."""
+
+COMPILING_PAYS_AFTER = 20_000
+"""Steps. Compiling ResNet-56 takes half a minute and saves 1.5 ms per step on the GPU that this was measured on."""
+
+
+def make_loss(
+    network: nn.Module,
+    *,
+    bfloat16: bool = False,
+    penalty: Callable[[], Tensor] | None = None,
+    teacher: nn.Module | None = None,
+    distill: DistillSettings | None = None,
+) -> Loss:
+    """Cross-entropy, with the penalty on scores in score phases, and drawn to a teacher where there is one."""
+
+    def loss_of(images: Tensor, labels: Tensor) -> Tensor:
+        # Casts cached by autocast would outlive a captured graph.
+        with torch.autocast("cuda", torch.bfloat16, enabled=bfloat16, cache_enabled=False):
+            logits = network(images)
+            loss = F.cross_entropy(logits, labels)
+            if teacher is not None and distill is not None:
+                with torch.no_grad():
+                    wanted = teacher(images)
+                loss = torch.lerp(loss, distillation(logits, wanted, distill.temperature), distill.weight)
+        return loss if penalty is None else loss + penalty()
+
+    return loss_of
+
+
+def distillation(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+    """Kullback-Leibler divergence from the teacher's softened answers, times the squared temperature."""
+    ours = F.log_softmax(logits.float() / temperature, 1)
+    theirs = F.log_softmax(wanted.float() / temperature, 1)
+    return F.kl_div(ours, theirs, reduction="batchmean", log_target=True) * temperature**2
+
+
+def compiled(loss_of: Loss, settings: TrainSettings, steps: int) -> Loss:
+    """The loss through torch.compile when the recipe says so, or says nothing and so many steps are to come."""
+    wanted = settings.compile
+    if wanted is None:
+        wanted = steps >= COMPILING_PAYS_AFTER and importlib.util.find_spec("triton") is not None
+    return torch.compile(loss_of, dynamic=False) if wanted else loss_of
+
+
+def make_step(
+    loss_of: Loss, optimizer: Optimizer, flat: FlatParameters, rounded: RoundedWeights | None, *, capture: bool
+) -> Step:
+    """A step that moves ``flat``. ``rounded``: the weights that the network reads instead, when it trains in them."""
+    leaves = flat.parameters if rounded is None else rounded.leaves
+
+    def step(images: Tensor, labels: Tensor) -> Tensor:
+        if rounded is not None:
+            rounded.refresh()
+        loss = loss_of(images, labels)
+        flat.take_gradients(loss, leaves)
+        optimizer.step()
+        return loss.detach()
+
+    return CapturedStep(step) if capture else step

@@ -1,0 +1,131 @@
+"""Several runs side by side: recipes x settings x seeds, each in a process of its own, a few at a time.
+
+A small network leaves most of a GPU idle; under NVIDIA's MPS the kernels of several processes run at once. A daemon of
+our own is started where there is one to start, and stopped at the end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from paam.errors import RecipeError
+from paam.record import Event, of_kind, read_record
+from paam.train.run import RECORD_FILE
+
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: its directory, the variant that it belongs to (seeds aside), and the arguments of `paam prune`."""
+
+    out: Path
+    variant: str
+    arguments: tuple[str, ...]
+
+
+def jobs_of(
+    recipes: Sequence[str], seeds: Sequence[int], vary: Sequence[str], options: Sequence[str], out: Path
+) -> list[Job]:
+    """Every combination, seed by seed. ``vary``: texts such as "prune.balance=area,side"; ``options``: for all runs."""
+    choices = []
+    for text in vary:
+        key, equals, values = text.partition("=")
+        if not equals or not key.strip() or not all(values.split(",")):
+            raise RecipeError(
+                f"--vary takes key=value,value, for example --vary prune.balance=area,side; not '{text}'."
+            )
+        choices.append([f"{key.strip()}={value}" for value in values.split(",")])
+    jobs = []
+    for seed in seeds:
+        for recipe in recipes:
+            for settings in itertools.product(*choices):
+                variant = "-".join([Path(recipe).stem, *(setting.replace("/", "_") for setting in settings)])
+                given = [part for setting in settings for part in ("--set", setting)]
+                folder = out / f"{variant}-seed{seed}"
+                arguments = (recipe, "--seed", str(seed), "--out", str(folder), *given, *options)
+                jobs.append(Job(folder, variant, arguments))
+    if len({job.out for job in jobs}) < len(jobs):
+        raise RecipeError("Two runs of the sweep would have one directory: give recipes of different names.")
+    return jobs
+
+
+def run_jobs(jobs: Sequence[Job], at_once: int, say: Callable[[str], None]) -> dict[Path, int]:
+    """Run all, ``at_once`` at a time, each writing to DIR.log beside its directory; exit code by directory.
+
+    A run that is finished is not run again, one that was cut goes on. An interrupt reaches the runs, and they save.
+    """
+    waiting = list(jobs)
+    running: dict[Job, subprocess.Popen[bytes]] = {}
+    codes: dict[Path, int] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                job = waiting.pop(0)
+                say(f"started   {job.out.name}")
+                running[job] = _start(job)
+            for job, process in list(running.items()):
+                if process.poll() is not None:
+                    del running[job]
+                    codes[job.out] = process.returncode
+                    how = "finished" if not process.returncode else f"failed ({process.returncode})"
+                    say(f"{how:9} {job.out.name}; see {job.out}.log")
+            with suppress(subprocess.TimeoutExpired):
+                for process in running.values():
+                    process.wait(POLL_SECONDS)
+    finally:
+        for process in running.values():
+            process.send_signal(signal.SIGINT)
+        for process in running.values():
+            process.wait()
+    return codes
+
+
+def _start(job: Job) -> subprocess.Popen[bytes]:
+    job.out.parent.mkdir(parents=True, exist_ok=True)
+    resume = ["--resume"] if (job.out / RECORD_FILE).is_file() else []
+    with Path(f"{job.out}.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "paam", "prune", *job.arguments, *resume],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # an interrupt is passed on once, by us
+        )
+
+
+def results(jobs: Sequence[Job]) -> dict[str, list[Event]]:
+    """The "end" events of the finished runs, by variant."""
+    found: dict[str, list[Event]] = {}
+    for job in jobs:
+        record = job.out / RECORD_FILE
+        found.setdefault(job.variant, []).extend(of_kind(read_record(record), "end") if record.is_file() else [])
+    return found
+
+
+@contextmanager
+def shared_gpu(wanted: bool) -> Iterator[bool]:
+    """NVIDIA's MPS for the processes started inside, if ``wanted`` and there; says whether it runs."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    if not wanted or control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        yield "CUDA_MPS_PIPE_DIRECTORY" in os.environ
+        return
+    with tempfile.TemporaryDirectory(prefix="paam-mps-") as folder:
+        os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        try:
+            started = subprocess.run([control, "-d"], capture_output=True, check=False).returncode == 0
+            yield started
+            if started:
+                subprocess.run([control], input=b"quit\n", capture_output=True, check=False)
+        finally:
+            del os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]

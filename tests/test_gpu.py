@@ -1,0 +1,148 @@
+"""On a GPU: the fast engine does what the plain one does, step by step, and what the CPU does in float32.
+
+Run by hand where there is a GPU: `python -m pytest -m gpu -s tests/test_gpu.py`; benchmarks/agreement.h200.txt holds
+such an output.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paam.data import Augmentation, Split
+from paam.models import resnet20
+from paam.pruner import Pruner
+from paam.recipe import recipe_from_tree
+from paam.schedule import phase_at
+from paam.train.batches import Normalization, TrainingBatches
+from paam.train.engine import Engine
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+STEPS = 24
+PHASES = ("warmup", "score", "weight", "finetune")
+
+
+def tracked(device: str, **train: Any) -> dict[str, list[float]]:
+    """Losses of every step of one epoch of each phase. Each phase starts from the same state, whatever the mode."""
+    recipe = recipe_from_tree(
+        {
+            "model": {"name": "resnet20"},
+            "target": {"keep_macs": 0.5},
+            "schedule": {"warmup": 1, "cycles": 1, "score": 1, "weight": 1, "finetune": 1},
+            # Rates low enough that rounding is not amplified beyond recognition within an epoch.
+            "warmup": {"lr": 5e-3},
+            "score": {"lr": 1e-3},
+            "weight": {"lr": 1e-4},
+            "finetune": {"lr": 5e-3},
+            "distill": {"weight": 0.5},
+            "train": train,
+        }
+    )
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(STEPS * 64) % 10
+    images = torch.randint(0, 60, (len(labels), 3, 32, 32), dtype=torch.uint8, generator=generator)
+    images += (labels * 20).to(torch.uint8)[:, None, None, None]  # something to learn
+    batches = TrainingBatches(
+        Split(images, labels),
+        Normalization((0.5,) * 3, (0.25,) * 3),
+        Augmentation(crop=4, flip=True, trivial=True, cutout=8, mixup=0.2),
+        batch_size=64,
+        classes=10,
+        seed=0,
+        device=device,
+    )
+    torch.manual_seed(0)
+    model = resnet20().to(device)
+    if device == "cuda":
+        model = model.to(memory_format=torch.channels_last)
+    pruner = Pruner(model, torch.zeros(1, 3, 32, 32, device=device), inplace=True, score_lr=1e-3)
+    losses: dict[str, list[float]] = {}
+    engine = Engine(pruner, recipe, batches, seed=0, emit=lambda event: None)
+    for epoch in range(recipe.schedule.total):
+        phase = phase_at(recipe.schedule, epoch).name
+        seen: list[Tensor] = []
+        check = engine._check
+
+        def watched(found: list[Tensor], *rest: Any, seen: list[Tensor] = seen, check: Any = check) -> None:
+            seen[:] = found
+            check(found, *rest)
+
+        engine._check = watched  # type: ignore[method-assign]
+        engine.run_epoch(epoch, None)
+        engine._check = check  # type: ignore[method-assign]
+        losses[phase] = torch.stack(seen).tolist()
+    return losses
+
+
+def differences(one: dict[str, list[float]], other: dict[str, list[float]]) -> dict[str, float]:
+    """The largest difference of a step's losses, relative to the loss, in each phase."""
+    return {phase: max(abs(a - b) / abs(a) for a, b in zip(one[phase], other[phase], strict=True)) for phase in PHASES}
+
+
+def show(label: str, found: dict[str, float]) -> None:
+    print(f"{label:44}", "  ".join(f"{phase} {value:.1e}" for phase, value in found.items()))  # noqa: T201 - the output is kept
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, list[float]]:
+    return tracked("cuda", capture=False, compile=False)
+
+
+@pytest.mark.parametrize(
+    ("label", "train"),
+    [
+        ("plain again", {"capture": False, "compile": False}),
+        ("captured", {"capture": True, "compile": False}),
+        ("captured and compiled", {"capture": True, "compile": True}),
+        ("captured, fine-tuned inside the dense network", {"capture": True, "compile": False, "masked": True}),
+    ],
+)
+def test_fast_runs_agree_with_the_plain_one_within_bfloat16_noise(plain, label, train):
+    """bfloat16 has 8 bits: rounding in another order moves a loss by some 2 ** -8, and 24 steps amplify that."""
+    found = differences(plain, tracked("cuda", **train))
+    show(f"bfloat16: plain against {label}", found)
+    assert max(found.values()) < 0.05
+
+
+def test_the_gpu_does_what_the_cpu_does_in_float32():
+    allow = torch.backends.cudnn.conv.fp32_precision
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    try:
+        gpu = tracked("cuda", bfloat16=False, capture=True, compile=False)
+    finally:
+        torch.backends.cudnn.conv.fp32_precision = allow
+    found = differences(tracked("cpu"), gpu)
+    show("float32: CPU against captured GPU", found)
+    assert max(found.values()) < 0.01
+
+
+def test_batches_are_the_same_on_both_devices():
+    images = torch.randint(0, 256, (256, 3, 32, 32), dtype=torch.uint8)
+    split = Split(images, torch.arange(256) % 10)
+    everything = Augmentation(crop=4, flip=True, trivial=True, cutout=8, mixup=0.2)
+    made = [
+        list(
+            TrainingBatches(
+                copy.copy(split),
+                Normalization((0.5,) * 3, (0.25,) * 3),
+                everything,
+                batch_size=64,
+                classes=10,
+                seed=3,
+                device=device,
+            ).epoch(5)
+        )
+        for device in ("cpu", "cuda")
+    ]
+    for (one, labels), (other, same) in zip(*made, strict=True):
+        torch.testing.assert_close(labels, same.cpu())
+        # nearest neighbours of a rotated pixel may differ where two are equally near
+        assert ((one - other.cpu()).abs() > 1e-5).float().mean() < 0.01
