@@ -4,6 +4,7 @@
 # make test-slow   tests that need the public checkpoints and CIFAR-10 beside this repository
 # make test-crash  runs killed again and again, in every phase, resumed and compared to the bit
 # make fuzz        thousands of damaged recipes, plans, records, checkpoints, data files and images
+# make test-browser   the HTML report in a headless Chromium or Chrome
 # make test-zoo    every CNN of torchvision and 30 families of timm, exports, TensorBoard; installs those packages
 # make coverage    examine the zoos anew and rewrite docs/coverage.md
 
@@ -13,13 +14,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 EXTRAS := $(VENV)/extras
 
-.PHONY: demo test test-slow test-crash fuzz test-zoo coverage check format clean
+.PHONY: demo test test-slow test-crash fuzz test-browser test-zoo coverage check format clean
 
 demo: $(READY)
 	$(BIN)/paam demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not crash and not zoo and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not crash and not browser and not zoo and not gpu"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
@@ -29,6 +30,9 @@ test-crash: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz.py
+
+test-browser: $(READY)
+	$(BIN)/python -m pytest -m browser
 
 test-zoo: $(EXTRAS)
 	$(BIN)/python -m pytest -m zoo tests/test_zoo.py tests/test_tensorboard.py

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from paam.data import load_data
 from paam.models import MODELS
 from paam.train.batches import EvaluationBatches, Normalization
-from paam.train.run import accuracy
+from paam.train.evaluation import accuracy
 
 
 @pytest.fixture(scope="module")

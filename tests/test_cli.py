@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -174,7 +175,8 @@ def run(good_run, here) -> Path:
     """A copy of the finished run, under runs/good of the working directory; it must be there, unchanged, at the end."""
     copied = Path(shutil.copytree(good_run, here / "runs" / "good"))
     before = snapshot(copied)
-    assert {"recipe.toml", "record.jsonl", "plan.json", "model.safetensors", "checkpoints"} <= before.keys()
+    files = {"recipe.toml", "record.jsonl", "plan.json", "model.safetensors", "report.html", "checkpoints"}
+    assert files <= before.keys()
     yield copied
     assert snapshot(copied) == before
 
@@ -682,3 +684,48 @@ def test_what_is_no_finished_run_is_refused(refuse, good_run, here, command):
 
 def test_an_unknown_format_is_refused(refuse, run):
     assert "onnx, pt2, safetensors" in refuse("export", str(run), "--format=tflite", "--out=x")
+
+
+# ---------------------------------------------------------------- report
+
+
+def test_prune_writes_a_report_and_says_where(cli, good_run, here):
+    arguments = ["prune", DIGITS, *QUICK, "--out=out", "--set=description=two words"]
+    done = cli(*arguments)
+    assert "report: out/report.html" in done.out
+    command = read_record(here / "out" / "record.jsonl")[0]["command"]
+    assert shlex.split(command) == ["paam", *arguments]  # it can be pasted into a shell
+    accuracy = read_record(here / "out" / "record.jsonl")[-1]["pruned"]["accuracy"]
+    assert f'<dd class="value">{accuracy:.2f} %</dd>' in (here / "out" / "report.html").read_text("utf-8")
+    (here / "out" / "record.jsonl").unlink()
+    # What is left is still ours to overwrite.
+    assert not cli("prune", DIGITS, *QUICK, "--out=out", "--overwrite").code
+
+
+def test_resume_of_a_finished_run_brings_an_old_report_up_to_date(cli, good_run, here):
+    out = Path(shutil.copytree(good_run, here / "out"))
+    (out / "report.html").write_text("written while the run went on", "utf-8")
+    os.utime(out / "report.html", (0, 0))
+    assert not cli("prune", DIGITS, *QUICK, "--out=out", "--resume").code
+    assert "<!doctype html>" in (out / "report.html").read_text("utf-8")
+
+
+def test_report_of_one_run_lies_in_it_and_of_several_here(cli, good_run, here):
+    run = Path(shutil.copytree(good_run, here / "run"))
+    (run / "report.html").unlink()
+    done = cli("report", str(run))
+    assert (done.code, done.out, done.err) == (0, f"{run}/report.html\n", "")
+    done = cli("report", str(run), "nowhere", str(run))
+    assert (done.code, done.out) == (0, "report.html\n")
+    assert "nowhere is no run directory" in one_message(done.err)
+    done = cli("report", str(run), "-o", "mine.html")
+    assert (done.code, done.out) == (0, "mine.html\n")
+    assert (here / "mine.html").read_bytes() == (good_run / "report.html").read_bytes()
+
+
+def test_what_cannot_be_reported_is_explained(refuse, run, here):
+    assert "nowhere is no run directory" in refuse("report", "nowhere")
+    assert ".html" in refuse("report", str(run), "-o", str(run / "record.jsonl"))
+    assert "cannot be written" in refuse("report", str(run), "-o", "nowhere/report.html")
+    (here / "folder.html").mkdir()
+    assert "folder.html" in refuse("report", str(run), "-o", "folder.html")

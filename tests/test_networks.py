@@ -16,7 +16,7 @@ from paam import Pruner, Target
 from paam.errors import DataError, GraphError, RecipeError
 from paam.network import prepare
 from paam.select import select
-from paam.train.run import accuracy
+from paam.train.evaluation import accuracy
 
 X = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 

@@ -54,7 +54,7 @@ def check(model: nn.Module, *, size: int = 8, empty: float = 0.2, streams: str =
     with torch.no_grad():
         for batch in (1, 3):
             x = images(batch)
-            pruner._set_mode("open")
+            pruner._all_gates.mode = "open"
             assert relative_error(pruner.model.eval()(x.clone()), model(x.clone())) < 1e-9
     for seed in range(8):
         choice = random_choice(pruner.network, seed, empty=empty)

@@ -89,6 +89,40 @@ def parse_event(line: str, path: Path, number: int) -> Event:
     return event
 
 
+def salvage_record(path: Path) -> tuple[list[Event], list[str]]:
+    """Every event of a record that can still be read, and a sentence on what cannot; for views of damaged runs."""
+    try:
+        lines = path.read_bytes().decode("utf-8", "replace").split("\n")
+    except OSError as error:
+        raise ArtifactError(f"The record {path} cannot be read: {error.strerror}.") from error
+    events: list[Event] = []
+    lost: list[int] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            event = parse_json(line)
+        except ValueError:
+            event = None
+        if isinstance(event, dict) and isinstance(event.get("event"), str):
+            events.append(event)
+        else:
+            lost.append(number)
+    for start in of_kind(events, "start"):
+        if start.get("version") != VERSION:
+            raise ArtifactError(f"The record {path} has version {start.get('version')}; this paam reads {VERSION}.")
+    if not events:
+        raise ArtifactError(f"The record {path} holds no event.")
+    problems = []
+    if lost and lost[-1] == len(lines):  # no line break behind it
+        problems.append("The last line of the record is cut short.")
+        lost.pop()
+    if lost:
+        named = ", ".join(map(str, lost[:5])) + (" and others" if lost[5:] else "")
+        problems.append(f"The record is damaged at line {named}.")
+    return events, problems
+
+
 def of_kind(events: Iterable[Event], kind: str) -> list[Event]:
     return [event for event in events if event["event"] == kind]
 

@@ -2,7 +2,7 @@
 
 from paam.cli import training  # isort: skip
 from paam.cli import views  # isort: skip
-from paam.cli import tools
+from paam.cli import reporting, tools
 from paam.cli.app import app, main
 
-__all__ = ["app", "main", "tools", "training", "views"]
+__all__ = ["app", "main", "reporting", "tools", "training", "views"]

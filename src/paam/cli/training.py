@@ -18,6 +18,7 @@ from paam.cli.stopping import Stopping
 from paam.errors import ArtifactError, PaamError, RecipeError, StoppedError
 from paam.recipe import load_recipe, parse_override, shipped_recipes
 from paam.record import RECORD_FILE, Event, of_kind, read_record
+from paam.report.html import write_report
 from paam.report.phrases import result_line
 from paam.report.plain import put
 from paam.report.summary import summary
@@ -25,7 +26,7 @@ from paam.report.tables import sweep_table
 from paam.report.tensorboard import TensorBoardView
 from paam.report.views import choose_view
 from paam.train.checkpoint import checkpoints
-from paam.train.directory import CHECKPOINTS, TENSORBOARD
+from paam.train.directory import CHECKPOINTS, REPORT_FILE, TENSORBOARD
 from paam.train.run import find_device, run
 from paam.train.sweep import jobs_of, results, run_jobs, shared_gpu
 
@@ -218,6 +219,10 @@ def _prune(
     console = Console()
     console.print(summary(events))
     console.print(f"\nartifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors", highlight=False)
+    record, page = out / RECORD_FILE, out / REPORT_FILE
+    if not page.exists() or page.stat().st_mtime < record.stat().st_mtime:
+        write_report([record], page)
+    console.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _resuming(recipe: str, out: Path, seed: int) -> str:

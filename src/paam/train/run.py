@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -294,7 +295,7 @@ def _start_event(recipe: Recipe, seed: int, device: str, pruner: Pruner, data: D
         **environment(device),
         "device": device,
         "seed": seed,
-        "command": " ".join(["paam", *sys.argv[1:]]),
+        "command": shlex.join(["paam", *sys.argv[1:]]),
         "recipe": portable(recipe),
         "epochs": recipe.schedule.total,
         "samples": sizes,

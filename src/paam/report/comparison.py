@@ -1,0 +1,191 @@
+"""Several runs side by side: seeds of one recipe put together, a table, and accuracy against MACs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paam.report.facts import Facts
+from paam.report.figures import Line, Mark, Plot, polyline
+from paam.report.headline import against_dense, recipe_rows
+from paam.report.scales import linear
+from paam.report.words import NOTHING, TIMES, signed
+
+PUBLISHED = {  # accuracy in percent, FLOPs removed in percent: arXiv 2210.11114
+    "resnet56": {
+        "Vanilla, medium": (94.28, 49.3),
+        "Vanilla, high": (92.42, 70.5),
+        "KQ, medium": (94.01, 52.3),
+        "KQ, high": (93.10, 74.7),
+    },
+    "resnet110": {
+        "Vanilla, medium": (94.69, 51.3),
+        "Vanilla, high": (93.68, 74.8),
+        "KQ, medium": (94.63, 40.9),
+        "KQ, high": (93.99, 77.2),
+    },
+}
+
+NAMED_RUNS = 12
+"""More runs than these go by their numbers alone in the plane."""
+LONGEST_NAME = 32
+LETTER, LINE = 0.85, 4.2
+"""Width and height of a letter in the plane, in percent of it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``value`` sorts; None goes last."""
+
+    shown: str
+    value: float | str | None
+
+
+@dataclass(frozen=True)
+class Family:
+    """Runs of one recipe, which differ in their seed. ``numbers``: places of the runs on the page, from 1.
+
+    ``differs``: the keys of the recipe whose values at most half of the recipes share.
+    """
+
+    label: str
+    numbers: list[int]
+    runs: list[Facts]
+    differs: str
+
+
+COLUMNS = ("seeds", "test accuracy", "against dense", "parameters", "MACs", "speed", "epochs")
+
+
+def families(runs: Sequence[Facts]) -> list[Family]:
+    """Runs by recipe, in the order they were given, with the keys that set a recipe apart from the others."""
+    found: dict[str, list[tuple[int, Facts]]] = {}
+    for number, run in enumerate(runs, 1):
+        # A run whose recipe is lost belongs with no other.
+        key = json.dumps(run.recipe, sort_keys=True) if run.recipe else f"run {number}"
+        found.setdefault(key, []).append((number, run))
+    flat = [_flat(members[0][1].recipe) for members in found.values()]
+    shared = Counter(pair for keys in flat for pair in keys.items())
+    named = []
+    for members, keys in zip(found.values(), flat, strict=True):
+        apart = [f"{key} = {value}" for key, value in keys.items() if shared[key, value] <= len(flat) / 2]
+        names = [run.name for _, run in members]
+        label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        numbers = [number for number, _ in members]
+        named.append(Family(label, numbers, [run for _, run in members], ", ".join(apart)))
+    return named
+
+
+def _flat(recipe: Any) -> dict[str, str]:
+    """ "section.key" -> value, without what is not set and the description, which says the same in words."""
+    sections = recipe_rows(recipe)
+    return {
+        f"{section}.{key}" if section else key: value
+        for section, values in sections.items()
+        for key, value in values.items()
+        if (section, key) != ("", "description") and value != NOTHING
+    }
+
+
+def row(family: Family) -> list[Cell]:
+    """One row of the table, in the order of COLUMNS; several seeds give mean ± standard deviation."""
+    runs = family.runs
+    fair = [
+        run.pruned.accuracy - run.dense.accuracy
+        for run in runs
+        if run.fair and run.pruned.accuracy is not None and run.dense.accuracy is not None
+    ]
+    gain = Cell(against_dense(runs[0]), None)
+    if fair:
+        gain = _spread(fair, lambda mean: f"{signed(mean)} points")
+    return [
+        Cell(", ".join(str(run.start.get("seed", "?")) for run in runs), float(len(runs))),
+        _spread([run.pruned.accuracy for run in runs], lambda mean: f"{mean:.2f} %"),
+        gain,
+        _spread([_removed(run.kept_params) for run in runs], lambda mean: f"{signed(mean, 1)} %", 1),
+        _spread([_removed(run.kept_macs) for run in runs], lambda mean: f"{signed(mean, 1)} %", 1),
+        _spread([run.speed_up for run in runs], lambda mean: f"{mean:.2f} {TIMES}"),
+        Cell(", ".join(dict.fromkeys(str(len(run.epochs)) for run in runs)), float(len(runs[0].epochs))),
+    ]
+
+
+def _removed(kept: float | None) -> float | None:
+    return None if kept is None else 100 * (kept - 1)
+
+
+def _spread(values: Sequence[float | None], show: Any, digits: int = 2) -> Cell:
+    known = [value for value in values if value is not None]
+    if not known:
+        return Cell(NOTHING, None)
+    mean = statistics.fmean(known)
+    if len(known) == 1:
+        return Cell(show(mean), round(mean, 6))
+    return Cell(f"{show(mean)} ± {statistics.stdev(known):.{digits}f}", round(mean, 6))
+
+
+def published(runs: Sequence[Facts]) -> dict[str, tuple[float, float]]:
+    """The paper's points for the networks at hand, CIFAR-10 only: label -> (share of MACs kept, accuracy), percent."""
+    models = [model for model in PUBLISHED if any(run.model == model and run.data == "cifar10" for run in runs)]
+    points = {}
+    for model in models:
+        for label, (accuracy, removed) in PUBLISHED[model].items():
+            name = f"{model}, {label}" if len(models) > 1 else label
+            points[name] = (round(100 - removed, 1), accuracy)
+    return points
+
+
+def plane(found: Sequence[Family]) -> Plot | None:
+    """Test accuracy against the share of MACs kept; the paper's points are marks of another kind."""
+    runs = [run for family in found for run in family.runs]
+    points: list[tuple[float, float, str, str, str, str]] = []  # x, y, kind, tip, label, name
+    few = len(runs) <= NAMED_RUNS
+    lines = []
+    for family in found:
+        ours = [
+            (100 * run.kept_macs, run.pruned.accuracy, number, run)
+            for number, run in zip(family.numbers, family.runs, strict=True)
+            if run.kept_macs is not None and run.pruned.accuracy is not None
+        ]
+        for x, y, number, run in ours:
+            name = run.name if few and len(run.name) <= LONGEST_NAME else ""
+            points.append((x, y, "ours", f"{run.name}: {y:.2f} % at {x:.1f} % of MACs", str(number), name))
+            if run.fair and run.dense.accuracy is not None:
+                tip = f"dense control of {run.name}: {run.dense.accuracy:.2f} %, trained for the same epochs"
+                points.append((100.0, run.dense.accuracy, "control", tip, "", ""))
+        if len(ours) > 1:
+            lines.append(sorted((x, y) for x, y, _, _ in ours))
+    if not points:
+        return None
+    points += [
+        (x, y, "paper", f"paper, {label}: {y:.2f} % at {x:.1f} % of FLOPs", "", label)
+        for label, (x, y) in published(runs).items()
+    ]
+    x_axis = linear((p[0] for p in points), least=10)
+    y_axis = linear((p[1] for p in points), least=1)
+    marks = [
+        Mark(x_axis.place(x), round(100 - y_axis.place(y), 2), kind, tip, label, name)
+        for x, y, kind, tip, label, name in points
+    ]
+    drawn = [Line("seeds", polyline((x_axis.place(x), y_axis.place(y)) for x, y in line)) for line in lines]
+    return Plot("MACs kept, % of dense", "test accuracy, %", x_axis.ticks, y_axis.ticks, drawn, marks=_clear(marks))
+
+
+def _clear(marks: list[Mark]) -> list[Mark]:
+    """Labels on the side that has room, moved down where they would cover another."""
+    placed: list[tuple[float, float, float]] = []  # left, right, top of a label
+    moved = []
+    for mark in sorted(marks, key=lambda m: (m.top, m.left)):
+        length = LETTER * len(f"{mark.label} {mark.name}") + 2
+        before = mark.left + length > 100
+        left, right = (mark.left - length, mark.left) if before else (mark.left, mark.left + length)
+        top = mark.top
+        for other_left, other_right, taken in sorted(placed, key=lambda p: p[2]):
+            if left < other_right and other_left < right and abs(taken - top) < LINE:
+                top = taken + LINE
+        placed.append((left, right, top))
+        moved.append(replace(mark, before=before, shift=round(top - mark.top, 2)))
+    return moved

@@ -1,0 +1,290 @@
+"""Events -> the facts of a run that a report shows.
+
+A record may be cut, damaged or not finished: what cannot be read is left out and named in ``problems``, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paam.record import Event, of_kind
+
+KINDS = ("start", "epoch", "scores", "selection", "end")
+FAIR = "the same epochs"
+"""What a record says of a dense network that was trained as long as the pruned one."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch, counted from 1. Accuracy in percent; kept shares from 0 to 1; None where nothing was recorded."""
+
+    number: int
+    phase: str
+    cycle: int
+    loss: float | None
+    accuracy: float | None
+    kept_params: float | None
+    kept_macs: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """One selection. ``accuracy`` in percent right after the cut; ``kept`` maps a group to (kept, width)."""
+
+    number: int
+    scores: dict[str, list[float]] = field(default_factory=dict)
+    threshold: float | None = None
+    kept: dict[str, tuple[int, int]] = field(default_factory=dict)
+    kept_params: float | None = None
+    kept_macs: float | None = None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was measured of a network at the end: accuracy in percent, counts, milliseconds (median, low, high)."""
+
+    accuracy: float | None = None
+    params: int | None = None
+    macs: int | None = None
+    latency: tuple[float, float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything a report shows of one run."""
+
+    name: str
+    start: Event
+    epochs: list[Epoch]
+    cycles: list[Cycle]
+    dense: Outcome
+    pruned: Outcome
+    trained: str
+    """How long the dense network was trained, in the record's words; empty when not known."""
+    latency_batch: int | None
+    kept: dict[str, tuple[int, int]]
+    streams: frozenset[str]
+    finished: bool
+    problems: list[str]
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        return mapping(self.start.get("recipe"))
+
+    @property
+    def model(self) -> str:
+        return text(mapping(self.recipe.get("model")).get("name")) or "unknown network"
+
+    @property
+    def data(self) -> str:
+        return text(mapping(self.recipe.get("data")).get("name")) or "unknown data"
+
+    @property
+    def kept_macs(self) -> float | None:
+        """Share of the dense network's MACs that the finished network needs."""
+        return share(self.pruned.macs, self.dense.macs)
+
+    @property
+    def kept_params(self) -> float | None:
+        return share(self.pruned.params, self.dense.params)
+
+    @property
+    def fair(self) -> bool:
+        return self.trained == FAIR
+
+    @property
+    def seconds(self) -> float:
+        return sum(epoch.seconds or 0 for epoch in self.epochs)
+
+    @property
+    def speed_up(self) -> float | None:
+        dense, pruned = self.dense.latency, self.pruned.latency
+        return dense[0] / pruned[0] if dense and pruned else None
+
+
+def gather(name: str, events: Iterable[Event], problems: Iterable[str] = ()) -> Facts:
+    """The facts of a run. ``problems``: what was found when its record was read."""
+    events = list(events)
+    found = list(problems)
+    start = next(iter(of_kind(events, "start")), {})
+    ends = of_kind(events, "end")
+    end = ends[-1] if ends else {}
+    epochs, bad_epochs = _epochs(of_kind(events, "epoch"))
+    cycles, bad_cycles = _cycles(events)
+    dense = _outcome(end.get("dense"))
+    if not end:
+        counted = mapping(start.get("dense"))
+        dense = Outcome(params=whole(counted.get("params")), macs=whole(counted.get("macs")))
+    pruned = _outcome(end.get("pruned"))
+    kept = _widths(end.get("kept_filters")) or next((c.kept for c in reversed(cycles) if c.kept), {})
+    groups = mapping(start.get("groups"))
+    streams = frozenset(name for name, group in groups.items() if mapping(group).get("stream") is True)
+
+    if not start:
+        found.append("The start of the record is missing: recipe, seed, hardware and command are not known.")
+    if bad := bad_epochs + bad_cycles:
+        found.append(f"{bad} {'event' if bad == 1 else 'events'} could not be read and were left out.")
+    lost = [str(epoch.number) for epoch in epochs if epoch.loss is None]
+    if lost:
+        found.append(f"No finite loss is recorded for epoch {', '.join(lost[:5])}{' and others' if lost[5:] else ''}.")
+    unknown = Counter(text(event["event"]) for event in events if event["event"] not in KINDS)
+    if unknown:
+        found.append(f"Events of a kind that is not known here were passed over: {', '.join(sorted(unknown))}.")
+    if not end:
+        found.append(_unfinished(start, epochs))
+    else:
+        results = {"dense": dense, "pruned": pruned}
+        lacking = [f"{key} of the {name} network" for name, o in results.items() for key in LABELS if not _has(o, key)]
+        if lacking:
+            found.append(f"The end of the record lacks: {', '.join(lacking)}.")
+    if not kept:
+        found.append("No selection is recorded, so that nothing is known of what the layers keep.")
+    return Facts(
+        name=name,
+        start=start,
+        epochs=epochs,
+        cycles=cycles,
+        dense=dense,
+        pruned=pruned,
+        trained=text(mapping(end.get("dense")).get("trained")),
+        latency_batch=whole(end.get("latency_batch")),
+        kept=kept,
+        streams=streams,
+        finished=bool(end),
+        problems=found,
+    )
+
+
+LABELS = ("accuracy", "params", "macs", "latency")
+
+
+def _has(outcome: Outcome, key: str) -> bool:
+    return getattr(outcome, key) is not None
+
+
+def _unfinished(start: Event, epochs: list[Epoch]) -> str:
+    planned = whole(start.get("epochs"))
+    done = f"{epochs[-1].number if epochs else 0}{f' of {planned}' if planned else ''} epochs are recorded"
+    return f"The run is not finished: {done}, and the last measurements are missing."
+
+
+def _epochs(events: Iterable[Event]) -> tuple[list[Epoch], int]:
+    """Epochs in order, the last word on each; and how many events could not be read."""
+    found: dict[int, Epoch] = {}
+    bad = 0
+    for event in events:
+        number, phase = whole(event.get("epoch")), event.get("phase")
+        if number is None or not isinstance(phase, str):
+            bad += 1
+            continue
+        found[number] = Epoch(
+            number=number + 1,
+            phase=phase,
+            cycle=whole(event.get("cycle")) or 0,
+            loss=number_or_none(event.get("loss")),
+            accuracy=percent(event.get("accuracy")),
+            kept_params=fraction(event.get("kept_params")),
+            kept_macs=fraction(event.get("kept_macs")),
+            seconds=positive(event.get("seconds")),
+        )
+    return [found[number] for number in sorted(found)], bad
+
+
+def _cycles(events: Iterable[Event]) -> tuple[list[Cycle], int]:
+    """Cycles in order, each from its scores and its selection; and how many events could not be read."""
+    merged: dict[int, dict[str, Any]] = {}
+    bad = 0
+    for event in events:
+        if event["event"] not in ("scores", "selection"):
+            continue
+        number = whole(event.get("cycle"))
+        if number is None:
+            bad += 1
+            continue
+        facts = merged.setdefault(number, {})
+        if event["event"] == "scores":
+            facts["scores"] = _scores(event.get("scores"))
+        else:
+            facts["threshold"] = number_or_none(event.get("threshold"))
+            facts["kept"] = _widths(event.get("kept_filters"))
+            facts["kept_params"] = fraction(event.get("kept_params"))
+            facts["kept_macs"] = fraction(event.get("kept_macs"))
+            facts["accuracy"] = percent(event.get("accuracy"))
+    return [Cycle(number, **merged[number]) for number in sorted(merged)], bad
+
+
+def _scores(value: Any) -> dict[str, list[float]]:
+    read = {name: [number_or_none(score) for score in _list(scores)] for name, scores in mapping(value).items()}
+    return {name: [score for score in scores if score is not None] for name, scores in read.items()}
+
+
+def _widths(value: Any) -> dict[str, tuple[int, int]]:
+    widths = {}
+    for name, pair in mapping(value).items():
+        numbers = [whole(number) for number in _list(pair)]
+        if len(numbers) == 2 and numbers[0] is not None and numbers[1] and numbers[0] <= numbers[1]:
+            widths[name] = (numbers[0], numbers[1])
+    return widths
+
+
+def _outcome(value: Any) -> Outcome:
+    read = mapping(value)
+    times = mapping(read.get("latency_ms"))
+    median, low, high = (positive(times.get(key)) for key in ("median", "low", "high"))
+    return Outcome(
+        accuracy=percent(read.get("accuracy")),
+        params=whole(read.get("params")),
+        macs=whole(read.get("macs")),
+        latency=(median, low, high) if median and low is not None and high is not None else None,
+    )
+
+
+# --- values of a record, or None where they are not what they should be ---------------------------------------------
+
+
+def number_or_none(value: Any) -> float | None:
+    """A finite number that can be drawn; anything else is None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < 1e30 else None  # false for what is not finite
+
+
+def positive(value: Any) -> float | None:
+    found = number_or_none(value)
+    return found if found is not None and found >= 0 else None
+
+
+def percent(value: Any) -> float | None:
+    found = number_or_none(value)
+    return found if found is not None and 0 <= found <= 100 else None
+
+
+def fraction(value: Any) -> float | None:
+    found = number_or_none(value)
+    return found if found is not None and 0 <= found <= 1 else None
+
+
+def whole(value: Any) -> int | None:
+    """A count: a whole number from 0 to 1e15."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**15 else None
+
+
+def text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def share(part: int | None, of: int | None) -> float | None:
+    return part / of if part is not None and of else None
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,277 @@
+"""Facts of a run -> figures as plain geometry, in percent of the plot, that the templates draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from paam.report.facts import Cycle, Epoch, Facts
+from paam.report.scales import Axis, Tick, linear, logarithmic
+
+PHASES = {
+    "warmup": "warm-up",
+    "score": "scores",
+    "weight": "weights",
+    "finetune": "fine-tune",
+    "control": "dense control",
+}
+STAGES = {"score": "cycles", "weight": "cycles"}
+"""Phases that alternate share one label."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """A shaded range of x, in percent."""
+
+    left: float
+    width: float
+    kind: str
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """``path``: an SVG path in a square of 100 by 100 that is stretched over the plot."""
+
+    kind: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point with words: ``label`` stands beside it, ``tip`` is what hovering, focus or a tap shows."""
+
+    left: float
+    top: float
+    kind: str
+    tip: str
+    label: str = ""
+    name: str = ""
+    """More of the label, where the page is wide enough."""
+    before: bool = False
+    """Whether the label stands on the left."""
+    shift: float = 0.0
+    """How far the label moved down from its point, in percent, to stay clear of others."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    x_label: str
+    y_label: str
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    lines: list[Line]
+    bands: list[Band] = field(default_factory=list)
+    stages: list[Band] = field(default_factory=list)
+    """Labelled stretches along the top."""
+    marks: list[Mark] = field(default_factory=list)
+    rule: Mark | None = None
+    """A vertical line with a label, as the threshold."""
+
+
+def polyline(points: Iterable[tuple[float, float] | None]) -> str:
+    """Points in percent from the bottom left; None breaks the line."""
+    parts: list[str] = []
+    pen = "M"
+    for point in points:
+        if point is None:
+            pen = "M"
+            continue
+        parts.append(f"{pen}{point[0]:g} {round(100 - point[1], 2):g}")
+        pen = "L"
+    # A lone point becomes a dot: a line of no length with round ends.
+    return "".join(f"{part}h0" if part[0] == "M" and _alone(parts, i) else part for i, part in enumerate(parts))
+
+
+def _alone(parts: Sequence[str], index: int) -> bool:
+    return index + 1 == len(parts) or parts[index + 1][0] == "M"
+
+
+# --- curves over epochs -----------------------------------------------------------------------------------------------
+
+
+def curves(facts: Facts) -> dict[str, Plot]:
+    """Loss and accuracy over the epochs, the phases shaded."""
+    epochs = facts.epochs
+    x = Axis(epochs[0].number - 0.5, max(epochs[-1].number, epochs[0].number + 1) + 0.5)
+    losses = [e.loss for e in epochs if e.loss is not None]
+    seen = [e.accuracy for e in epochs if e.accuracy is not None]
+    bands, stages = _bands(epochs, x)
+    plots = {}
+    y = logarithmic(losses)
+    scale = ", log scale" if y.log else ""
+    lines = [Line(kind, polyline(points)) for kind, points in _lines(epochs, "loss", x, y)]
+    plots["loss"] = Plot("", f"training loss{scale}", x.ticks, y.ticks, lines, bands, stages)
+    if seen:
+        y = linear(seen, least=1)
+        lines = [Line(kind, polyline(points)) for kind, points in _lines(epochs, "accuracy", x, y)]
+        label = f"accuracy, % ({monitor(facts)})"
+        plots["accuracy"] = Plot("epoch", label, x.ticks, y.ticks, lines, bands)
+    return plots
+
+
+def monitor(facts: Facts) -> str:
+    """Which samples the accuracy per epoch was measured on."""
+    return {"holdout": "held-out samples", "test": "test set"}.get(str(facts.start.get("monitor")), "set not recorded")
+
+
+def _lines(
+    epochs: Sequence[Epoch], key: str, x: Axis, y: Axis
+) -> Iterable[tuple[str, list[tuple[float, float] | None]]]:
+    """The network's own curve, and the dense control's beside it."""
+    for kind, dense in (("main", False), ("dense", True)):
+        values = [(e.number, getattr(e, key)) for e in epochs if (e.phase == "control") == dense]
+        points = [None if v is None else (x.place(number), y.place(v)) for number, v in values]
+        if points:
+            yield kind, points
+
+
+def _bands(epochs: Sequence[Epoch], x: Axis) -> tuple[list[Band], list[Band]]:
+    """Shades phase by phase, and labelled stretches: warm-up, all cycles, fine-tune, control."""
+
+    def band(run: list[Epoch], kind: str, label: str) -> Band:
+        left, right = x.place(run[0].number - 0.5), x.place(run[-1].number + 0.5)
+        return Band(left, round(right - left, 2), kind, label)
+
+    shades = [
+        band(list(run), phase if phase in PHASES else "other", "")
+        for (phase, _), run in groupby(epochs, key=lambda e: (e.phase, e.cycle))
+    ]
+    stages = []
+    for stage, run in groupby(epochs, key=lambda e: STAGES.get(e.phase) or PHASES.get(e.phase) or e.phase):
+        members = list(run)
+        stages.append(band(members, members[0].phase if members[0].phase in PHASES else "other", stage))
+    return shades, stages
+
+
+def curve_data(facts: Facts) -> list[list[Any]]:
+    """What hovering over the curves tells, per epoch: number, phase, cycle, loss, accuracy, share of MACs kept."""
+    return [
+        [e.number, PHASES.get(e.phase, e.phase), e.cycle, _short(e.loss, 4), _short(e.accuracy, 2), _short(e.kept_macs)]
+        for e in facts.epochs
+    ]
+
+
+def _short(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+BIN = 0.02
+TOP = 2.0
+"""Scores from here on count in the last bin."""
+
+
+def score_data(facts: Facts) -> dict[str, Any] | None:
+    """Histograms of every cycle and layer, as [bin, count, bin, count, ...], and what was kept at which threshold."""
+    cycles = [cycle for cycle in facts.cycles if any(cycle.scores.values())]
+    if not cycles:
+        return None
+    layers = list(dict.fromkeys(name for cycle in cycles for name in cycle.scores))
+    highest = max(score for cycle in cycles for scores in cycle.scores.values() for score in scores)
+    top = min(max(round(BIN * (int(highest / BIN) + 1), 2) if highest < TOP else TOP, 1.0 + BIN), TOP)
+    return {
+        "bin": BIN,
+        "bins": round(top / BIN),
+        "layers": layers,
+        "cycles": [
+            {
+                "cycle": cycle.number,
+                "threshold": _short(cycle.threshold, 6),
+                "kept": [list(cycle.kept.get(name, ())) for name in layers],
+                "counts": [_histogram(cycle.scores.get(name, []), round(top / BIN)) for name in layers],
+            }
+            for cycle in cycles
+        ],
+    }
+
+
+def _histogram(scores: Iterable[float], bins: int) -> list[int]:
+    counts: dict[int, int] = {}
+    for score in scores:
+        place = min(max(int(score / BIN + 1e-9), 0), bins - 1)
+        counts[place] = counts.get(place, 0) + 1
+    return [number for place in sorted(counts) for number in (place, counts[place])]
+
+
+def score_plots(data: dict[str, Any]) -> tuple[Plot, Plot]:
+    """All layers of the last cycle: the histogram, split at the threshold, and the cumulative curve. page.js redraws
+    both in the same way when another cycle or layer is chosen."""
+    cycle = data["cycles"][-1]
+    counts = [0] * data["bins"]
+    for sparse in cycle["counts"]:
+        for place, count in zip(sparse[::2], sparse[1::2], strict=True):
+            counts[place] += count
+    x = Axis(0, data["bins"] * data["bin"], count=6)
+    y = Axis(0, max(counts) * 1.06, count=4)
+    split = 0.0 if cycle["threshold"] is None else min(max(100 * cycle["threshold"] / x.high, 0.0), 100.0)
+    width = 100 / data["bins"]
+    cut, stay, steps, total = "", "", "M0 100", 0
+    for place, count in enumerate(counts):
+        left, right, top = place * width, (place + 1) * width, 100 - y.place(count)
+        total += count
+        steps += f"L{right:.2f} {100 - 100 * total / sum(counts):.2f}"
+        if count:
+            cut += _bar(left, min(right, split), top)
+            stay += _bar(max(left, split), right, top)
+    rule = None
+    if cycle["threshold"] is not None:
+        rule = Mark(round(split, 2), 0, "theta", f"threshold {cycle['threshold']:.3f}", f"θ = {cycle['threshold']:.3f}")
+    bars = [Line("cut", cut), Line("stay", stay)]
+    histogram = Plot("score", "filters", x.ticks, y.ticks, bars, rule=rule)
+    shares = Axis(0, 100)
+    return histogram, Plot(
+        "score", "filters up to this score, %", x.ticks, shares.ticks, [Line("main", steps)], rule=rule
+    )
+
+
+def _bar(left: float, right: float, top: float) -> str:
+    # A threshold on the edge of two bins, but for rounding, splits neither.
+    return f"M{left:.2f} 100V{top:.2f}H{right:.2f}V100Z" if right - left > 0.01 else ""
+
+
+def score_line(cycle: dict[str, Any]) -> str:
+    """ "512 of 688 filters stay, scores from 0.474"."""
+    known = [pair for pair in cycle["kept"] if pair]
+    if not known:
+        return "The selection of this cycle is not recorded."
+    stay, width = sum(pair[0] for pair in known), sum(pair[1] for pair in known)
+    threshold = "" if cycle["threshold"] is None else f"; threshold θ = {cycle['threshold']:.3f}"
+    return f"{stay:,} of {width:,} filters stay{threshold}"
+
+
+# --- cycle by cycle ---------------------------------------------------------------------------------------------------
+
+
+def costs(facts: Facts) -> Plot | None:
+    """Shares of MACs, parameters and filters that each selection keeps, from the dense network on."""
+    cycles = [cycle for cycle in facts.cycles if cycle.kept_macs is not None or cycle.kept_params is not None]
+    if not cycles:
+        return None
+    x = Axis(-0.25, cycles[-1].number + 0.25)
+    y = Axis(0, 106)
+    series: dict[str, list[tuple[int, float | None]]] = {
+        "params": [(0, 1.0), *((c.number, c.kept_params) for c in cycles)],
+        "filters": [(0, 1.0), *((c.number, filters_kept(c)) for c in cycles)],
+        "macs": [(0, 1.0), *((c.number, c.kept_macs) for c in cycles)],
+    }
+    names = {"params": "parameters", "filters": "filters", "macs": "MACs"}
+    lines, marks = [], []
+    for kind, points in series.items():
+        places = [None if v is None else (x.place(n), y.place(100 * v)) for n, v in points]
+        lines.append(Line(kind, polyline(places)))
+        for (number, value), place in zip(points[1:], places[1:], strict=True):
+            if place is not None and value is not None:
+                tip = f"cycle {number}: {100 * value:.1f} % of {names[kind]}"
+                marks.append(Mark(place[0], round(100 - place[1], 2), kind, tip))
+    step = max(1, round(cycles[-1].number / 10))
+    ticks = [Tick(x.place(n), "dense" if n == 0 else str(n)) for n in range(0, min(cycles[-1].number, 10**4) + 1, step)]
+    return Plot("after the selection of cycle", "kept, % of dense", ticks, y.ticks, lines, marks=marks)
+
+
+def filters_kept(cycle: Cycle) -> float | None:
+    width = sum(w for _, w in cycle.kept.values())
+    return sum(k for k, _ in cycle.kept.values()) / width if width else None

@@ -1,0 +1,35 @@
+"""How values are written on the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NOTHING = "–"
+"""A dash where nothing is recorded or set."""
+TIMES = "×"
+MINUS = "−"
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """A number with its sign."""
+    return f"{value:+.{digits}f}".replace("-", MINUS)
+
+
+def duration(seconds: float) -> str:
+    """ "1 h 12 min", "3 min 5 s", "42 s"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def plain(value: Any) -> str:
+    """A value of a recipe."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ", ".join(map(plain, value)) or "none"
+    return f"{value:,}" if isinstance(value, int) and abs(value) >= 10_000 else str(value)

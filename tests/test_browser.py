@@ -1,0 +1,290 @@
+"""The report in a real browser: nothing fetched, nothing complained about, and what moves shows the right numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from browser import Page, browser
+from paam.report.html import write_report
+from records import EPOCHS, RECIPE, SCORES, events, large, write
+
+pytestmark = pytest.mark.browser
+
+DESKTOP, PHONE = 1280, 390
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Page]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory) -> dict[str, Path]:
+    """One run; three runs of two recipes, of which one is cut short; a long run of a deep network."""
+    folder = tmp_path_factory.mktemp("reports")
+    other = {**RECIPE, "prune": {**RECIPE["prune"], "scorer": "free"}}
+    one = write(folder / "one", events())
+    many = [
+        one,
+        write(folder / "two", events(accuracy=93.0, trained="warm-up only", recipe=other)),
+        write(folder / "three", events(recipe={**RECIPE, "description": "cut short", "target": {}})[:-1]),
+    ]
+    made = {"one": [one], "many": many, "deep": [write(folder / "deep", large())]}
+    for name, records in made.items():
+        write_report(records, folder / f"{name}.html")
+    return {name: folder / f"{name}.html" for name in made}
+
+
+def use(page: Page, selector: str, value: str, event: str) -> None:
+    """Give a control a value as a user would."""
+    page.evaluate(
+        f"(e => {{ e.value = {json.dumps(value)}; e.dispatchEvent(new Event('{event}', {{bubbles: true}})); }})"
+        f"(document.querySelector({json.dumps(selector)}))"
+    )
+
+
+@pytest.mark.parametrize("name", ["one", "many", "deep"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+def test_nothing_is_fetched_nothing_complains_and_the_page_fits(chromium, reports, tmp_path, name, scheme, width):
+    chromium.open(reports[name], width=width, scheme=scheme)
+    chromium.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert chromium.complaints() == []
+    assert chromium.requests() == [reports[name].as_uri()]
+    assert chromium.evaluate("document.documentElement.scrollWidth") == width
+    chromium.screenshot(tmp_path / "page.png")
+    with Image.open(tmp_path / "page.png") as picture:
+        assert picture.width == width
+        shades = picture.convert("L").histogram()
+    # Mostly paper, and some ink: no blank page, and the scheme that was asked for.
+    paper = sum(shades[230:]) if scheme == "light" else sum(shades[:60])
+    assert 0.5 < paper / sum(shades) < 0.999
+
+
+def test_a_complaint_and_a_request_would_be_seen(chromium, tmp_path):
+    (tmp_path / "bad.html").write_text("<script>console.error('no')</script><img src='nowhere.png'>", "utf-8")
+    chromium.open(tmp_path / "bad.html")
+    assert any("no" in text for text in chromium.complaints())
+    assert len(chromium.requests()) == 2
+
+
+def test_bars_stand_at_the_height_of_what_was_kept_and_can_show_shares(chromium, reports):
+    chromium.open(reports["deep"])
+    record = [json.loads(line) for line in (reports["deep"].parent / "deep" / "record.jsonl").read_text().splitlines()]
+    kept = record[-1]["kept_filters"]
+    heights = "[...document.querySelectorAll('.layer .kept')].map(r => r.getBoundingClientRect().height)"
+    full = chromium.evaluate("document.querySelector('.layer .full').getBoundingClientRect().height")
+    assert chromium.evaluate(heights) == pytest.approx([full * k / w for k, w in kept.values()], abs=0.1)
+    assert chromium.texts(".layer .count") == [str(k) for k, _ in kept.values()]
+    # Every bar is drawn within the window: panels wrap.
+    right = chromium.evaluate(
+        "Math.max(...[...document.querySelectorAll('.layer')].map(r => r.getBoundingClientRect().right))"
+    )
+    assert right <= DESKTOP
+
+
+def test_share_and_filters_change_heights_where_widths_differ(chromium, tmp_path):
+    record = events()
+    record[-1]["kept_filters"] = {"a": [2, 4], "b": [4, 16]}
+    write_report([write(tmp_path / "run", record)], tmp_path / "r.html")
+    chromium.open(tmp_path / "r.html")
+    heights = "[...document.querySelectorAll('.layer .kept')].map(r => r.getBoundingClientRect().height)"
+    assert chromium.evaluate(heights) == pytest.approx([150 * 2 / 16, 150 * 4 / 16], abs=0.1)
+    chromium.evaluate("document.querySelector('[data-heights=share]').click()")
+    assert chromium.evaluate(heights) == pytest.approx([75, 37.5], abs=0.1)
+    chromium.evaluate("document.querySelector('[data-heights=filters]').click()")
+    assert chromium.evaluate(heights) == pytest.approx([150 * 2 / 16, 150 * 4 / 16], abs=0.1)
+
+
+def shown_histogram(page: Page) -> dict[float, float]:
+    """Left edge of each bar in scores -> its height relative to the tallest."""
+    path = page.evaluate("[...document.querySelectorAll('.scores .area path')].map(p => p.getAttribute('d'))")
+    bars = re.findall(r"M([\d.]+) 100V([\d.]+)H", path[0] + path[1])
+    most = max(100 - float(top) for _, top in bars)
+    return {round(float(left) * 0.0102, 2): (100 - float(top)) / most for left, top in bars}  # the axis ends at 1.02
+
+
+@pytest.mark.parametrize(
+    ("cycle", "layer"), [(1, None), (2, None), (1, "stem"), (2, "block.outer"), (1, "block.inner")]
+)
+def test_the_slider_and_the_choice_of_a_layer_show_the_recorded_scores(chromium, reports, cycle, layer):
+    chromium.open(reports["one"])
+    use(chromium, ".cycle", str(cycle - 1), "input")
+    use(chromium, ".layer-choice", str(-1 if layer is None else list(SCORES[1]).index(layer)), "change")
+    scores = [s for name, values in SCORES[cycle].items() for s in values if layer in (None, name)]
+    counts: dict[float, int] = {}
+    for score in scores:
+        left = round(100 * score) // 2 * 2 / 100
+        counts[left] = counts.get(left, 0) + 1
+    expected = {left: count / max(counts.values()) for left, count in counts.items()}
+    assert shown_histogram(chromium) == pytest.approx(expected, abs=0.001)
+    # The cumulative curve at the threshold: scores below a half.
+    d = chromium.evaluate("document.querySelectorAll('.scores .area')[1].querySelector('path').getAttribute('d')")
+    steps = {round(float(x) * 0.0102, 2): 1 - float(y) / 100 for x, y in re.findall(r"L([\d.]+) ([\d.]+)", d)}
+    assert steps[0.5] == pytest.approx(sum(s < 0.5 for s in scores) / len(scores), abs=0.001)
+    stay = sum(s >= 0.5 for s in scores)
+    (line,) = chromium.texts(".score-line")
+    assert line.startswith(f"Cycle {cycle}, {layer or 'all layers'}.")
+    assert f"{stay} of {len(scores)} filters stay; threshold θ = 0.500" in line
+    assert chromium.texts(".cycle-number") == [str(cycle)]
+
+
+def test_what_python_drew_is_what_the_script_draws(chromium, reports):
+    """Without scripts the page shows the last cycle, exactly as choosing it does."""
+    numbers = (
+        "[...document.querySelectorAll('.scores path')].map(p => p.getAttribute('d').match(/[\\d.]+/g).map(Number))"
+    )
+    chromium.open(reports["deep"])
+    drawn = chromium.evaluate(numbers), chromium.texts(".scores .y-ticks span"), chromium.texts(".score-line")
+    use(chromium, ".cycle", "0", "input")
+    assert chromium.evaluate(numbers) != drawn[0]
+    use(chromium, ".cycle", "9", "input")
+    for ours, theirs in zip(chromium.evaluate(numbers), drawn[0], strict=True):
+        assert ours == pytest.approx(theirs, abs=0.02)
+    assert chromium.texts(".scores .y-ticks span") == drawn[1]
+    assert chromium.texts(".score-line") == drawn[2]
+
+
+def test_the_cursor_tells_the_numbers_of_an_epoch(chromium, reports):
+    chromium.open(reports["one"])
+    chromium.evaluate("document.querySelector('.curves').focus()")
+    for place in reversed(range(len(EPOCHS) - 1)):  # it stands on the last epoch
+        chromium.key("ArrowLeft")
+        _, cycle, loss, accuracy = EPOCHS[place]
+        (words,) = chromium.texts("#tip")
+        assert words.startswith(f"epoch {place + 1}, ")
+        assert f"loss {loss:.4f} accuracy {accuracy:.2f} %" in words
+        assert (f"of cycle {cycle}" in words) == bool(cycle)
+    chromium.hover(".curves .area")  # the middle of ten epochs
+    assert chromium.texts("#tip")[0].startswith(("epoch 5,", "epoch 6,"))
+
+
+def test_hover_and_arrow_keys_tell_a_layer(chromium, reports):
+    chromium.open(reports["one"])
+    assert chromium.evaluate("document.getElementById('tip').hidden") is True
+    chromium.hover(".layer.inner")
+    assert chromium.evaluate("document.getElementById('tip').hidden") is False
+    assert chromium.texts("#tip") == ["block.inner: 0 of 4 filters kept (0 %)"]
+    chromium.evaluate("document.querySelector('.layer').focus()")
+    assert chromium.texts("#tip") == ["stem: 3 of 4 filters kept (75 %), residual stream"]
+    chromium.key("ArrowRight")
+    assert chromium.texts("#tip") == ["block.inner: 0 of 4 filters kept (0 %)"]
+    box = chromium.evaluate("(b => [b.left, b.right, b.top])(document.getElementById('tip').getBoundingClientRect())")
+    assert box[0] >= 0
+    assert box[1] <= DESKTOP
+    assert box[2] >= 0
+
+
+def test_a_tap_tells_a_layer_and_an_epoch(chromium, reports):
+    chromium.open(reports["one"], width=PHONE)
+    chromium.tap(".layer.inner")
+    assert chromium.evaluate("document.getElementById('tip').hidden") is False
+    assert chromium.texts("#tip") == ["block.inner: 0 of 4 filters kept (0 %)"]
+    chromium.tap(".curves .area")
+    assert chromium.evaluate("document.getElementById('tip').hidden") is False
+    assert chromium.texts("#tip")[0].startswith(("epoch 5,", "epoch 6,"))
+    chromium.tap("h1")
+    assert chromium.evaluate("document.getElementById('tip').hidden") is True
+
+
+def test_the_table_sorts_by_mouse_and_by_keyboard_and_gaps_stay_last(chromium, reports):
+    chromium.open(reports["many"])
+    order = "[...document.querySelectorAll('#runs tbody .name')].map(e => e.textContent)"
+    assert chromium.evaluate(order) == ["one", "two", "three"]
+    button = "document.querySelectorAll('#runs thead button')[2]"  # test accuracy: 88.5, 93, none
+    chromium.evaluate(f"{button}.click()")
+    assert chromium.evaluate(order) == ["one", "two", "three"]
+    chromium.evaluate(f"{button}.focus()")
+    chromium.key("Enter")
+    assert chromium.evaluate(order) == ["two", "one", "three"]
+    assert chromium.evaluate(f"{button}.parentElement.getAttribute('aria-sort')") == "descending"
+    assert chromium.evaluate("document.querySelectorAll('#runs [aria-sort]').length") == 1
+
+
+def test_marks_of_the_plane_stand_where_their_numbers_are(chromium, reports):
+    chromium.open(reports["many"])
+    marks = chromium.evaluate(
+        "[...document.querySelectorAll('#plane .mark')].map(m => [m.dataset.tip, m.style.left, m.style.top])"
+    )
+    points = []
+    for tip, left, top in marks:
+        found = re.search(r"([\d.]+) % at ([\d.]+) % of", tip)
+        if found:
+            points.append((float(found[1]), float(found[2]), 100 - float(top[:-1]), float(left[:-1])))
+    assert {(accuracy, macs) for accuracy, macs, _, _ in points} >= {(88.5, 25.0), (93.0, 25.0), (94.28, 50.7)}
+    # One straight scale for all: place is a linear function of the number.
+    for value, place in ((0, 2), (1, 3)):
+        low, high = min(points, key=lambda p: p[value]), max(points, key=lambda p: p[value])
+        slope = (high[place] - low[place]) / (high[value] - low[value])
+        assert slope > 0
+        for point in points:
+            assert point[place] == pytest.approx(low[place] + slope * (point[value] - low[value]), abs=0.3)
+
+
+def test_light_and_dark_follow_the_system_and_the_button(chromium, reports):
+    paper = "getComputedStyle(document.body).backgroundColor"
+    chromium.open(reports["one"], scheme="light")
+    light = chromium.evaluate(paper)
+    chromium.evaluate("document.getElementById('theme').click()")
+    dark = chromium.evaluate(paper)
+    assert dark != light
+    chromium.evaluate("document.getElementById('theme').click()")
+    assert chromium.evaluate(paper) == light
+    chromium.open(reports["one"], scheme="dark")
+    assert chromium.evaluate(paper) == dark
+    assert chromium.texts("#theme") == ["Light"]
+    chromium.evaluate("document.getElementById('theme').click()")
+    assert chromium.evaluate(paper) == light
+
+
+def test_a_link_opens_its_run_and_paper_opens_all(chromium, reports):
+    chromium.open(reports["many"])
+    is_open = "[...document.querySelectorAll('details.run')].map(d => d.open)"
+    assert chromium.evaluate(is_open) == [False] * 3
+    chromium.evaluate("document.querySelector('#runs a[href=\"#run-2\"]').click()")
+    chromium.frame()
+    assert chromium.evaluate(is_open) == [False, True, False]
+    pages = chromium.call("Page.printToPDF", printBackground=True)
+    assert len(pages["data"]) > 20_000
+    assert chromium.evaluate(is_open) == [False, True, False]
+
+
+def test_the_command_can_be_copied(chromium, reports):
+    chromium.open(reports["one"])
+    copied = chromium.evaluate(
+        "new Promise(done => { const button = document.querySelector('.copy'); button.click();"
+        " new MutationObserver(() => done(button.textContent)).observe(button, {childList: true}); })"
+    )
+    assert copied in ("Copied", "Selected")
+    if copied == "Selected":
+        assert chromium.evaluate("getSelection().toString()") == "paam prune by-hand --seed 0"
+
+
+def test_without_scripts_everything_but_the_controls_is_there(chromium, reports, tmp_path):
+    for script in (True, False):
+        chromium.open(reports["one"], script=script)
+        chromium.screenshot(tmp_path / f"{script}.png")
+    with Image.open(tmp_path / "True.png") as one, Image.open(tmp_path / "False.png") as other:
+        assert 0.9 * one.height < other.height < one.height
+    chromium.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+def test_hostile_text_does_not_run(chromium, tmp_path):
+    text = "</script x></script><script>window.caught = 1</script><img src=x onerror='window.caught = 1'>"
+    recipe = {**RECIPE, "description": text, "model": {"name": text}}
+    record = json.loads(json.dumps(events(recipe=recipe, command=text)).replace('"block.inner"', json.dumps(text)))
+    write_report([write(tmp_path / "<script>window.caught = 1<", record)], tmp_path / "r.html")
+    chromium.open(tmp_path / "r.html")
+    chromium.hover(".layer.inner")
+    use(chromium, ".layer-choice", "1", "change")
+    assert text in chromium.texts("#tip")[0]
+    assert chromium.evaluate("window.caught") is None
+    assert chromium.complaints() == []
+    assert len(chromium.requests()) == 1

@@ -1,0 +1,513 @@
+"""The HTML report: its numbers against records made by hand, what it escapes, and what it makes of damage."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paam.errors import PaamError
+from paam.report.facts import gather
+from paam.report.html import page, write_report
+from paam.report.scales import Axis, linear, logarithmic, round_steps
+from records import EPOCHS, RECIPE, SCORES, events, large, write
+
+VOID = {"meta", "br", "input", "link", "img", "hr"}
+
+
+class Tree(HTMLParser):
+    """Elements of a page in order: tag, attributes, and all words inside."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[dict] = []
+        self.all: list[dict] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, f"not closed: {[e['tag'] for e in self.open]}"
+
+    def handle_starttag(self, tag, attrs):
+        element = {"tag": tag, "attrs": dict(attrs), "text": "", "within": [e["attrs"].get("class") for e in self.open]}
+        self.all.append(element)
+        if tag not in VOID:
+            self.open.append(element)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()["tag"] == tag
+
+    def handle_data(self, data):
+        for element in self.open:
+            element["text"] += data
+
+    def find(self, tag: str, kind: str | None = None) -> list[dict]:
+        """Elements of a tag, with a class where one is given; words without surrounding space."""
+        found = [e for e in self.all if e["tag"] == tag]
+        if kind is not None:
+            found = [e for e in found if kind in (e["attrs"].get("class") or "").split()]
+        return [{**e, "text": " ".join(e["text"].split())} for e in found]
+
+    def texts(self, tag: str, kind: str | None = None) -> list[str]:
+        return [e["text"] for e in self.find(tag, kind)]
+
+
+def tree(record, name: str = "run") -> Tree:
+    return Tree(page([gather(name, record)]))
+
+
+@pytest.fixture(scope="module")
+def made() -> Tree:
+    return tree(events())
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def test_the_headline_states_dense_against_pruned(made):
+    assert made.texts("dd", "value") == ["88.50 %", "−60.0 %", "−75.0 %", "1.25 × as fast"]
+    accuracy, params, macs, latency = made.texts("div", "card")
+    assert "dense 90.00 % (the same epochs)" in accuracy
+    assert "−1.50 points" in accuracy
+    assert "1,000 → 400" in params
+    assert "2,000 → 500" in macs
+    assert "10.0 ms (9.0 to 12.0) →8.0 ms (7.5 to 8.5)batch 32, quartiles" in latency
+
+
+@pytest.mark.parametrize("trained", ["warm-up only", "as it came"])
+def test_a_dense_network_that_was_trained_for_less_is_not_compared(trained):
+    accuracy = tree(events(trained=trained)).texts("div", "card")[0]
+    assert f"({trained})" in accuracy
+    assert "not comparable" in accuracy
+    assert "points" not in accuracy
+
+
+def test_every_layer_has_a_bar_of_its_height(made):
+    layers = made.find("g", "layer")
+    assert [e["attrs"]["class"] for e in layers] == ["layer stream", "layer inner", "layer stream"]
+    assert [e["text"] for e in made.find("text", "count")] == ["3", "0", "3"]
+    # All layers are 4 wide: full bars are 150 pixels, kept ones 150 * kept / 4; bars stand on one line.
+    for kind, heights in (("full", [150, 150, 150]), ("kept", [112.5, 0, 112.5])):
+        bars = made.find("rect", kind)
+        assert [float(b["attrs"]["height"]) for b in bars] == heights
+        assert [float(b["attrs"]["y"]) + float(b["attrs"]["height"]) for b in bars] == [180] * 3
+    assert made.texts("title")[1:] == [
+        "stem: 3 of 4 filters kept (75 %), residual stream",
+        "block.inner: 0 of 4 filters kept (0 %)",
+        "block.outer: 3 of 4 filters kept (75 %), residual stream",
+    ]
+    assert "6 of 12 filters stay; 1 layer is emptied." in made.texts("section")[0]
+
+
+def test_narrow_layers_beside_wide_ones_are_drawn_by_share():
+    record = events()
+    record[-1]["kept_filters"] = {"a": [32, 64], "b": [512, 2048]}
+    bars = tree(record).find("rect", "kept")
+    assert [float(b["attrs"]["height"]) for b in bars] == [75, 37.5]
+
+
+def test_scores_are_counted_into_bins(made):
+    data = json.loads(next(e["text"] for e in made.all if e["tag"] == "script" and "counts" in e["text"]))
+    assert data["layers"] == list(SCORES[1])
+    for cycle, seen in zip((1, 2), data["cycles"], strict=True):
+        assert (seen["cycle"], seen["threshold"]) == (cycle, 0.5)
+        for name, sparse in zip(data["layers"], seen["counts"], strict=True):
+            bins = [place for place, count in zip(sparse[::2], sparse[1::2], strict=True) for _ in range(count)]
+            # In hundredths, so that no rounding of ours is shared.
+            assert bins == sorted(round(100 * score) // 2 for score in SCORES[cycle][name])
+    assert "6 of 12 filters stay; threshold θ = 0.500" in made.texts("p", "score-line")[0]
+
+
+def test_the_histogram_is_split_at_the_threshold_and_the_curve_ends_at_all():
+    made = tree(events())
+    cut, stay = (made.find("path", kind)[0]["attrs"]["d"] for kind in ("cut", "stay"))
+    # Cycle 2: 0 four times and 0.1 twice below a half; 0.55, 0.8, 0.9, 1, 1 and 1.01 above.
+    assert len(re.findall("M", cut)) == 2
+    assert len(re.findall("M", stay)) == 4  # 1.00 and 1.01 share a bin
+    (curve,) = (p["attrs"]["d"] for p in made.find("path", "main") if p["attrs"]["d"].startswith("M0 100L"))
+    heights = [float(y) for y in re.findall(r"L[\d.]+ ([\d.]+)", curve)]
+    assert heights == sorted(heights, reverse=True)
+    assert heights[0] == pytest.approx(100 * (1 - 4 / 12), abs=0.01)
+    assert heights[-1] == 0
+
+
+def test_curves_pass_through_every_epoch_and_phases_are_shaded(made):
+    bands = made.find("i", "band")
+    kinds = [b["attrs"]["class"].split()[1] for b in bands if "swatch" not in b["attrs"]["class"]]
+    expected = ["warmup", "score", "weight", "score", "weight", "finetune", "control"]
+    assert kinds == expected * 2  # under the loss and under the accuracy
+    left = [float(re.search(r"left:([\d.]+)%", b["attrs"]["style"])[1]) for b in bands[:7]]
+    assert left == [0, 20, 30, 40, 50, 60, 80]  # ten epochs
+    assert [s["text"] for s in made.find("span") if "strip" in s["within"]] == [
+        "warm-up",
+        "cycles",
+        "fine-tune",
+        "dense control",
+    ]
+    data = json.loads(next(e["text"] for e in made.all if e["tag"] == "script" and "warm-up" in e["text"][:40]))
+    assert [row[3:5] for row in data] == [[loss, accuracy] for _, _, loss, accuracy in EPOCHS]
+    accuracy = made.find("path", "main")[-2]["attrs"]["d"]
+    points = [(float(x), float(y)) for x, y in re.findall(r"[ML](\S+?) ([\d.]+)", accuracy)]
+    assert [x for x, _ in points] == [5, 15, 25, 35, 45, 55, 65, 75]  # the control's line is another
+    # Straight lines keep proportions: 40, 70 and 88 % stand as their differences say.
+    ys = [y for _, y in points]
+    assert (ys[0] - ys[1]) / (ys[0] - ys[-1]) == pytest.approx(30 / 48, abs=0.01)
+
+
+def test_costs_fall_cycle_by_cycle(made):
+    tips = [e["attrs"]["title"] for e in made.find("i", "mark") if "% of" in e["attrs"]["title"]]
+    assert tips == [
+        "cycle 1: 70.0 % of parameters",
+        "cycle 2: 40.0 % of parameters",
+        "cycle 1: 66.7 % of filters",
+        "cycle 2: 50.0 % of filters",
+        "cycle 1: 60.0 % of MACs",
+        "cycle 2: 25.0 % of MACs",
+    ]
+
+
+def rows(made: Tree) -> list[list[str]]:
+    cells = [e for e in made.all if e["tag"] in ("th", "td") and "stage-table" in e["within"]]
+    words = [" ".join(e["text"].split()) for e in cells][4:]
+    return [words[i : i + 4] for i in range(0, len(words), 4)]
+
+
+def test_stages_say_what_each_cost(made):
+    assert rows(made) == [
+        ["end of warm-up", "100.0 %", "70.00 %", ""],
+        ["cycle 1: right after the cut", "60.0 %", "30.00 %", "−40.00"],
+        ["cycle 1: weights trained", "60.0 %", "74.00 %", "+44.00"],
+        ["cycle 2: right after the cut", "25.0 %", "60.50 %", "−13.50"],
+        ["end of the alternation", "25.0 %", "76.00 %", "+15.50"],
+        ["after fine-tune", "25.0 %", "88.00 %", "+12.00"],
+        ["dense control", "100.0 %", "90.25 %", ""],
+    ]
+
+
+def test_an_older_record_without_the_cost_of_a_cut_says_so():
+    record = events()
+    for event in record:
+        if event["event"] == "selection":
+            del event["accuracy"]
+    made = tree(record)
+    assert [row[0] for row in rows(made)][:3] == [
+        "end of warm-up",
+        "cycle 1: weights trained",
+        "end of the alternation",
+    ]
+    assert "right after each selection is not in this record" in made.texts("section")[0]
+
+
+SHOWN = {"None": "–", "True": "true", "False": "false", "[]": "none"}
+
+
+def test_every_key_of_the_recipe_and_what_the_run_depends_on_is_there(made):
+    cells = [e for e in made.all if e["tag"] in ("th", "td") and "recipe" in e["within"]]
+    shown = dict(zip((e["text"] for e in cells[::2]), (e["text"] for e in cells[1::2]), strict=True))
+    for section, values in RECIPE.items():
+        for key, value in values.items() if isinstance(values, dict) else [(section, values)]:
+            if key != "name":  # of the model and of the data
+                assert shown[key] == (str(value) if isinstance(value, str) else SHOWN.get(str(value), str(value)))
+    assert made.texts("caption") == ["recipe", *(key for key in RECIPE if key != "description")]
+    words = made.texts("section")[0]
+    for fact in ("seed 0", "commitabc123", "hardwarean abacus", "time in epochs1 min 5 s", "train 50,000", "cat, dog"):
+        assert fact in words
+    assert made.texts("code")[1] == "paam prune by-hand --seed 0"
+
+
+# ---------------------------------------------------------------- axes
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(2, 8))
+def test_ticks_are_round_few_and_inside(low, span, count):
+    ticks = round_steps(low, low + span, count)
+    assert 1 <= len(ticks) <= 2 * count + 1
+    assert all(low - 1e-6 * span <= tick <= low + span + 1e-6 * span for tick in ticks)
+
+
+@given(st.lists(st.floats(-1e29, 1e29), max_size=5))
+def test_axes_hold_any_values(values):
+    for axis in (linear(values), logarithmic(values)):
+        assert axis.high > axis.low
+        assert all(0 <= axis.place(value) <= 100 for value in values)
+        assert all(0 <= tick.at <= 100 for tick in axis.ticks)
+
+
+def test_places_on_axes():
+    assert [Axis(10, 20).place(v) for v in (5, 10, 15, 20, 25)] == [0, 0, 50, 100, 100]
+    assert [Axis(0.01, 100, log=True).place(v) for v in (0.01, 1, 100)] == [0, 50, 100]
+    assert [t.label for t in Axis(0, 2000).ticks] == ["0", "500", "1,000", "1,500", "2,000"]
+
+
+# ---------------------------------------------------------------- several runs
+
+
+def table(made: Tree) -> list[list[str]]:
+    cells = [
+        e
+        for e in made.all
+        if e["tag"] in ("th", "td") and "sortable" in e["within"] and "number" in (e["attrs"].get("class") or "")
+    ]
+    words = [" ".join(e["text"].split()) for e in cells][7:]
+    return [words[i : i + 7] for i in range(0, len(words), 7)]
+
+
+def test_seeds_of_one_recipe_are_shown_with_mean_and_spread():
+    other = {**RECIPE, "prune": {**RECIPE["prune"], "scorer": "free"}}
+    runs = [
+        gather("kq-0", events(seed=0, accuracy=88.0)),
+        gather("kq-1", events(seed=1, accuracy=89.0)),
+        gather("free-0", events(accuracy=91.0, recipe=other, trained="warm-up only")),
+        gather("kq-2", events(seed=2, accuracy=90.0)),
+    ]
+    made = Tree(page(runs))
+    # 88, 89, 90: mean 89, standard deviation of the sample 1; dense has 90.
+    assert table(made) == [
+        ["0, 1, 2", "89.00 % ± 1.00", "−1.00 points ± 1.00", "−60.0 % ± 0.0", "−75.0 % ± 0.0", "1.25 × ± 0.00", "10"],
+        ["0", "91.00 %", "not comparable", "−60.0 %", "−75.0 %", "1.25 ×", "10"],
+    ]
+    assert [e["text"] for e in made.find("small")] == ["prune.scorer = kq", "prune.scorer = free"]
+    assert [e["attrs"]["id"] for e in made.find("details", "run")] == ["run-1", "run-2", "run-3", "run-4"]
+
+
+def plane_tips(runs) -> list[str]:
+    marks = [e for e in Tree(page(runs)).find("i", "mark") if e["within"].count("run") == 0]
+    return [e["attrs"]["title"] for e in marks]
+
+
+def test_the_plane_holds_our_runs_and_the_papers_points():
+    tips = plane_tips([gather("one", events()), gather("two", events(accuracy=93.0, trained="warm-up only"))])
+    assert "one: 88.50 % at 25.0 % of MACs" in tips
+    assert "two: 93.00 % at 25.0 % of MACs" in tips
+    assert "dense control of one: 90.00 %, trained for the same epochs" in tips
+    assert not any("control of two" in tip for tip in tips)
+    # PAAM's table: accuracy and FLOPs removed of ResNet-56.
+    assert {tip for tip in tips if tip.startswith("paper")} == {
+        "paper, Vanilla, medium: 94.28 % at 50.7 % of FLOPs",
+        "paper, Vanilla, high: 92.42 % at 29.5 % of FLOPs",
+        "paper, KQ, medium: 94.01 % at 47.7 % of FLOPs",
+        "paper, KQ, high: 93.10 % at 25.3 % of FLOPs",
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "points"), [("resnet110", "cifar10", 4), ("resnet56", "digits", 0), ("vgg16_bn", "cifar10", 0)]
+)
+def test_the_papers_points_are_shown_for_its_networks_and_data_only(model, data, points):
+    recipe = {**RECIPE, "model": {"name": model}, "data": {**RECIPE["data"], "name": data}}
+    tips = plane_tips([gather(name, events(recipe=recipe)) for name in "ab"])
+    assert sum(tip.startswith("paper") for tip in tips) == points
+
+
+# ---------------------------------------------------------------- foreign text
+
+EVIL = "</script x><script>alert(1)</script><!--\"'&amp;</title></style><img src=x onerror=alert(2)>{{7*7}}"
+
+
+def poisoned(text: str) -> list[dict]:
+    recipe = copy.deepcopy(RECIPE)
+    recipe["description"] = recipe["model"]["name"] = recipe["data"]["name"] = text
+    recipe["prune"]["scorer"] = text
+    recipe["prune"]["ignore"] = [text]
+    recipe[text] = {text: text}
+    record = events(recipe=recipe, trained=text, command=text, hardware=text, commit=text, classes=[text, text])
+    renamed = json.loads(json.dumps(record).replace('"block.inner"', json.dumps(text)))
+    renamed[0]["monitor"] = renamed[0]["device"] = renamed[0]["seed"] = text
+    renamed[0]["samples"] = {text: text}
+    renamed[-2]["phase"] = text
+    return [*renamed, {"event": text}]
+
+
+def test_text_from_a_record_stays_text():
+    """The page with hostile text has the elements and attributes of the page with harmless text, and no other."""
+    harmless = "x" * len(EVIL)
+    pages = {}
+    for text in (EVIL, harmless):
+        runs = [gather(text, poisoned(text), [text]), gather("other", events())]
+        pages[text] = Tree(page(runs, refused=[text]))
+    shapes = [[(e["tag"], sorted(e["attrs"])) for e in pages[text].all] for text in (EVIL, harmless)]
+    assert shapes[0] == shapes[1]
+    words = [
+        [
+            e["text"].replace(harmless, EVIL)
+            for e in pages[text].all
+            if e["tag"] in ("li", "dd", "td", "code", "h1", "caption", "option")
+        ]
+        for text in pages
+    ]
+    assert words[0] == words[1]
+    scripts = [e for e in pages[EVIL].all if e["tag"] == "script"]
+    assert [e["attrs"].get("type") for e in scripts].count(None) == 1
+    data = [json.loads(e["text"]) for e in scripts if e["attrs"].get("type") == "application/json"]
+    assert any(isinstance(d, dict) and EVIL in d["layers"] for d in data)
+
+
+def test_a_run_in_a_directory_with_a_hostile_name(tmp_path):
+    name = "<script>alert(1)<"  # a slash ends a name
+    write_report([write(tmp_path / name, events())], tmp_path / "out.html")
+    text = (tmp_path / "out.html").read_text("utf-8")
+    assert "<script>alert" not in text
+    assert name in Tree(text).texts("code")
+
+
+def test_nothing_points_outside():
+    text = page([gather("a", events()), gather("b", events(seed=1))], ["c"]) + page([gather("a", events())])
+    assert not re.search(r"https?:|//[a-z]|url\(|@import|\bsrc\s*=|<link|<iframe|fetch\(|XMLHttp|WebSocket", text)
+    assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', text))
+    assert "default-src 'none'" in text
+
+
+# ---------------------------------------------------------------- size
+
+
+def test_a_long_run_of_a_deep_network_stays_small(tmp_path):
+    record = write(tmp_path / "run", large())
+    write_report([record], tmp_path / "report.html")
+    assert (tmp_path / "report.html").stat().st_size < 1_000_000
+    Tree((tmp_path / "report.html").read_text("utf-8"))
+
+
+# ---------------------------------------------------------------- damage
+
+
+def test_every_prefix_of_a_record_gives_a_page_that_says_what_is_missing(tmp_path):
+    path = write(tmp_path / "run", events())
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    for count in range(1, len(lines)):
+        for cut in (0, len(lines[count]) // 2):  # between two lines, and in the middle of one
+            path.write_bytes(b"".join(lines[:count]) + lines[count][:cut])
+            write_report([path], tmp_path / "out.html")
+            made = Tree((tmp_path / "out.html").read_text("utf-8"))
+            seen = sum(json.loads(line)["event"] == "epoch" for line in lines[:count])
+            note = made.texts("aside", "note")[0]
+            assert f"not finished: {seen} of 10 epochs" in note
+            assert ("last line of the record is cut short" in note) == (cut > 0)
+            assert "damaged" not in note
+    path.write_bytes(whole)
+    write_report([path], tmp_path / "out.html")
+    assert 'class="note"' not in (tmp_path / "out.html").read_text("utf-8")
+
+
+def test_a_record_without_its_start_or_with_a_broken_middle_shows_the_rest(tmp_path):
+    path = write(tmp_path / "run", events())
+    lines = path.read_text().splitlines()
+    lines[3] = lines[3][:20]
+    lines[5] = "\udcff".join(("", "")) + "not json"
+    path.write_text("\n".join(lines[1:]), "utf-8", "surrogateescape")
+    write_report([path], tmp_path / "out.html")
+    made = Tree((tmp_path / "out.html").read_text("utf-8"))
+    note = made.texts("aside", "note")[0]
+    assert "start of the record is missing" in note
+    assert "damaged at line 3, 5" in note
+    assert made.texts("dd", "value")[0] == "88.50 %"
+
+
+ODD = st.sampled_from(
+    [None, True, -1, 0, 1e308, float("nan"), float("inf"), 10**400, "text", "\ud800", [], [1], {}, {"a": []}]
+)
+
+
+def mutate(draw, value):
+    """The value with one thing in it dropped or replaced, at any depth."""
+    if isinstance(value, (dict, list)) and value and draw(st.booleans()):
+        key = draw(st.sampled_from(sorted(value) if isinstance(value, dict) else range(len(value))))
+        if draw(st.booleans()):
+            value[key] = mutate(draw, value[key])
+        else:
+            del value[key]
+        return value
+    return draw(ODD)
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_dropped_keys_and_odd_values_never_break_the_page(data):
+    record = events()
+    for _ in range(data.draw(st.integers(1, 6))):
+        index = data.draw(st.integers(0, len(record) - 1))
+        event = mutate(data.draw, copy.deepcopy(record[index]))
+        record[index] = event if isinstance(event, dict) and isinstance(event.get("event"), str) else record[index]
+    facts = gather("run", record)
+    for text in (page([facts]), page([facts, gather("whole", events())])):
+        for element in Tree(text.encode("utf-8", "replace").decode()).all:
+            for key in ("style", "d", "x", "y", "width", "height", "transform", "data-value"):
+                assert not re.search("nan|inf|None", element["attrs"].get(key) or "")
+
+
+def test_a_layer_that_keeps_more_than_it_has_is_left_out():
+    record = events()
+    record[-1]["kept_filters"] = {"good": [2, 4], "more": [5, 4], "none": [0, 0], "odd": [1], "text": "4 of 4"}
+    assert [e["text"].split(":")[0] for e in tree(record).find("title")[1:]] == ["good"]
+
+
+def test_events_of_another_kind_are_named_and_passed_over():
+    assert "passed over: firework" in tree([*events(), {"event": "firework"}]).texts("aside", "note")[0]
+
+
+def test_a_loss_that_is_no_number_is_a_gap():
+    record = events()
+    next(e for e in record if e["event"] == "epoch" and e["epoch"] == 1)["loss"] = float("nan")
+    made = tree(record)
+    assert "No finite loss is recorded for epoch 2." in made.texts("aside", "note")[0]
+    loss = made.find("path", "main")[1]["attrs"]["d"]
+    assert loss.count("M") == 2
+
+
+def test_what_is_no_run_is_named_and_the_others_are_shown(tmp_path):
+    good = write(tmp_path / "good", events())
+    (tmp_path / "empty").mkdir()
+    future = write(tmp_path / "future", events(version=99))
+    (tmp_path / "blank").mkdir()
+    (tmp_path / "blank" / "record.jsonl").touch()
+    bad = [
+        tmp_path / "nowhere" / "record.jsonl",
+        tmp_path / "empty" / "record.jsonl",
+        future,
+        tmp_path / "blank" / "record.jsonl",
+    ]
+    refused = write_report([bad[0], good, *bad[1:]], tmp_path / "out.html")
+    made = Tree((tmp_path / "out.html").read_text("utf-8"))
+    assert [e["text"] for e in made.find("li")] == refused
+    for sentence, folder in zip(refused, ("nowhere", "empty", "future", "blank"), strict=True):
+        assert folder in sentence
+    assert "version 99" in refused[2]
+    assert made.texts("dd", "value")[0] == "88.50 %"
+    with pytest.raises(PaamError, match="nowhere.*empty.*version 99.*holds no event"):
+        write_report(bad, tmp_path / "none.html")
+    assert not (tmp_path / "none.html").exists()
+
+
+def test_runs_of_one_name_are_told_apart_and_one_given_twice_is_shown_once(tmp_path):
+    one, two = (write(tmp_path / parent / "run", events(seed=i)) for i, parent in enumerate("ab"))
+    write_report([one, two, one], tmp_path / "out.html")
+    names = Tree((tmp_path / "out.html").read_text("utf-8")).texts("summary")
+    assert len(names) == 2
+    assert str(tmp_path / "a" / "run") in names[0]
+    assert str(tmp_path / "b" / "run") in names[1]
+
+
+def test_a_report_does_not_take_the_place_of_something_else(tmp_path):
+    path = write(tmp_path / "run", events())
+    before = path.read_bytes()
+    with pytest.raises(PaamError, match=r"ends in \.html"):
+        write_report([path], path)
+    assert path.read_bytes() == before
+    with pytest.raises(PaamError, match="cannot be written"):
+        write_report([path], tmp_path / "nowhere" / "out.html")
+
+
+def test_the_same_record_gives_the_same_bytes(tmp_path):
+    path = write(tmp_path / "run", events())
+    for name in ("one.html", "two.html"):
+        write_report([path], Path(tmp_path / name))
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
