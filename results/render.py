@@ -52,6 +52,25 @@ def paper() -> str:
     return "\n".join(lines) + "\n"
 
 
+def proxies() -> str:
+    """Short looks at which filters to keep, best first; the held-out accuracy of the last epoch that ran."""
+    rows = []
+    for path in sorted(ROOT.glob("results/proxies/*/record.jsonl")):
+        events = read_record(path)
+        total, last = of_kind(events, "start")[0]["epochs"], of_kind(events, "epoch")[-1]
+        done = f"{last['epoch'] + 1} of {total}" if last["epoch"] + 1 < total else str(total)
+        cut = of_kind(events, "selection")[-1]["accuracy"]
+        removed = f"{100 * (1 - last['kept_params']):.1f} % | {100 * (1 - last['kept_macs']):.1f} %"
+        rows.append(
+            (last["accuracy"], f"| {path.parent.name} | {last['accuracy']:.2f} % | {cut:.1f} % | {removed} | {done} |")
+        )
+    head = [
+        "| | held-out accuracy | right after the last cut | parameters removed | MACs removed | epochs |",
+        "|---" * 6 + "|",
+    ]
+    return "\n".join([*head, *(row for _, row in sorted(rows, reverse=True))]) + "\n"
+
+
 def widths() -> str:
     """Filters kept per layer, one column per run: the budgets that were discovered."""
     columns = {name: of_kind(events, "end")[0]["kept_filters"] for name, events in short_runs().items()}
@@ -76,7 +95,7 @@ def _row(label: str, result: Event, dense: Event) -> str:
 def filled(page: Path) -> str:
     """The page with every table replaced by what the records say."""
     text = page.read_text()
-    for name, table in (("short", accuracies), ("short-widths", widths), ("paper", paper)):
+    for name, table in (("short", accuracies), ("short-widths", widths), ("paper", paper), ("proxies", proxies)):
         before, after = f"<!-- {name} -->\n", f"<!-- /{name} -->"
         if before in text:
             text = text.partition(before)[0] + before + table() + after + text.partition(after)[2]
