@@ -106,9 +106,8 @@ class DistillSettings:
 class TrainSettings:
     """``checkpoint_every``: epochs between checkpoints. ``threads``: CPU threads, 0 leaves torch's choice.
 
-    On a GPU only: ``bfloat16`` autocast, ``capture`` of the step in a CUDA graph, torch.``compile`` of forward and
-    backward (if not given: where enough steps follow to make up for the half minute of compiling), and ``masked``:
-    fine-tune the pruned network inside the dense one, with closed gates, and cut it out at the end. That computes
+    On a GPU only: ``bfloat16`` autocast, ``capture`` of the step in a CUDA graph, ``fused`` kernels of our own for
+    batch norm and small convolutions, torch.``compile`` of forward and backward instead, and ``masked``: fine-tune the pruned network inside the dense one, with closed gates, and cut it out at the end. That computes
     the same; it is faster where launching many small kernels of odd sizes is what costs.
     """
 
@@ -117,6 +116,7 @@ class TrainSettings:
     bfloat16: bool = True
     compile: bool | None = None
     capture: bool = True
+    fused: bool = True
     masked: bool = False
 
 

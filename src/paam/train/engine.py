@@ -6,6 +6,7 @@ hand out and take back its whole state at any epoch boundary, and behind any ste
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -63,8 +64,12 @@ class Engine:
         self.emit = emit
         self.on_gpu = next(pruner.model.parameters()).is_cuda
         settings = recipe.train
+        bfloat16 = settings.bfloat16 and self.on_gpu
         self.networks = Networks(
-            pruner, masked=settings.masked and self.on_gpu, bfloat16=settings.bfloat16 and self.on_gpu
+            pruner,
+            masked=settings.masked and self.on_gpu,
+            bfloat16=bfloat16,
+            fused=settings.fused and bfloat16 and importlib.util.find_spec("triton") is not None,
         )
         self.losses: dict[str, Loss] = {}
         self.optimizers: dict[PhaseName, Optimizer] = {}
@@ -221,7 +226,7 @@ class Engine:
             recipe = self.recipe
             taught = recipe.distill.weight > 0 and kind in ("weight", "finetune", "control")
             loss_of = make_loss(
-                self.networks.of(phase),
+                self.networks.quick(phase),
                 bfloat16=self.networks.bfloat16,
                 penalty=self.pruner.penalty if kind == "score" else None,
                 teacher=self.networks.teacher() if taught else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from paam.errors import RecipeError
 from paam.pruner import Pruner
@@ -17,11 +17,12 @@ class Networks:
     """``dense_state``: weights of the network after warm-up.
 
     ``masked``: the small network is fine-tuned inside the gated one. ``bfloat16``: networks read rounded weights.
+    ``fused``: training steps go through kernels of our own.
     """
 
-    def __init__(self, pruner: Pruner, *, masked: bool, bfloat16: bool) -> None:
+    def __init__(self, pruner: Pruner, *, masked: bool = False, bfloat16: bool = False, fused: bool = False) -> None:
         self.pruner = pruner
-        self.masked, self.bfloat16 = masked, bfloat16
+        self.masked, self.bfloat16, self.fused = masked, bfloat16, fused
         self.small: nn.Module | None = None
         self.control: nn.Module | None = None
         self.dense_state: dict[str, Tensor] = {}
@@ -33,6 +34,20 @@ class Networks:
         model = {"gated": self.pruner.model, "small": self.small, "control": self.control}[self._kind(phase)]
         assert model is not None
         return model
+
+    def quick(self, phase: PhaseName) -> nn.Module:
+        """The same network as training steps run it: with fused kernels where there are some for it."""
+        model = self.of(phase)
+        if self._kind(phase) == "control":
+            return self._fused(model, self.pruner.network.traced.module.graph)
+        return self._fused(model, model.graph) if isinstance(model, fx.GraphModule) else model
+
+    def _fused(self, model: nn.Module, graph: fx.Graph) -> nn.Module:
+        if not self.fused:
+            return model
+        from paam.train.fused import fused  # Triton is there on GPUs only
+
+        return fused(model, graph)
 
     def trained(self, phase: PhaseName) -> FlatParameters:
         """The parameters that a phase moves. To be asked for outside of the phase, which freezes others."""
@@ -65,7 +80,7 @@ class Networks:
             for parameter in teacher.parameters():
                 if parameter.dim() > 1:  # as RoundedWeights does, but once
                     parameter.data = parameter.data.bfloat16()
-        return teacher
+        return self._fused(teacher, self.pruner.network.traced.module.graph)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Weights of what is still needed, by network."""
