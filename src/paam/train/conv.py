@@ -15,8 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-LARGEST = 128
-"""Channels that a program can hold; wider layers are left to the library."""
+FORWARD = {16: (256, 4), 32: (128, 4), 64: (128, 4)}
+"""Widest side, padded -> positions per program, warps. Wider layers are left to the library."""
+
+WEIGHT = {16: (128, 4, 3, 176), 32: (64, 4, 3, 176), 64: (64, 4, 3, 88)}
+"""Widest side, padded -> positions at a time, warps, taps per program (1 or 3), programs along the positions."""
 
 
 @triton.jit
@@ -113,10 +116,11 @@ def _run(x: Tensor, weight: Tensor, *, transposed: bool) -> Tensor:
     y = torch.empty((number, filters, height, width), dtype=x.dtype, device=x.device)
     y = y.to(memory_format=torch.channels_last)
     positions = number * height * width
-    block_m = 128
+    block_c, block_f = _padded(channels), _padded(filters)
+    block_m, warps = FORWARD[max(block_c, block_f)]
     _convolve[(triton.cdiv(positions, block_m),)](
         x, weight, y, positions, height, width, channels, filters,
-        transposed=transposed, block_m=block_m, block_c=_padded(channels), block_f=_padded(filters), num_warps=4,
+        transposed=transposed, block_m=block_m, block_c=block_c, block_f=block_f, num_warps=warps,
     )  # fmt: skip
     return y
 
@@ -126,15 +130,13 @@ def _weight_gradient(x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
     filters = dy.shape[1]
     positions = number * height * width
     block_c, block_f = _padded(channels), _padded(filters)
-    taps = 3 if block_c * block_f <= 64 * 64 else 1
-    block_m = 64
-    wanted = 256 // (9 // taps) * 2  # programs along the positions, so that about 500 run in all
+    block_m, warps, taps, wanted = WEIGHT[max(block_c, block_f)]
     rows = triton.cdiv(triton.cdiv(positions, wanted), block_m) * block_m
     programs = triton.cdiv(positions, rows)
     partial = torch.empty(programs, filters * 9 * channels, device=x.device)
     _weight_partial[(programs, 9 // taps)](
         x, dy, partial, positions, height, width, channels, filters, rows,
-        taps=taps, block_m=block_m, block_c=block_c, block_f=block_f, num_warps=4,
+        taps=taps, block_m=block_m, block_c=block_c, block_f=block_f, num_warps=warps,
     )  # fmt: skip
     total = torch.empty_like(weight)
     size = weight.numel()
@@ -180,5 +182,5 @@ def is_fast(module: nn.Module) -> bool:
         type(module) is nn.Conv2d
         and (module.kernel_size, module.stride, module.padding, module.dilation) == ((3, 3), (1, 1), (1, 1), (1, 1))
         and (module.groups, module.bias, module.padding_mode) == (1, None, "zeros")
-        and max(module.in_channels, module.out_channels) <= LARGEST
+        and _padded(max(module.in_channels, module.out_channels)) in FORWARD
     )

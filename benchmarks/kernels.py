@@ -1,0 +1,136 @@
+"""Our kernels against the library's, one layer of ResNet-56 at a time: microseconds per call, medians, one run.
+
+    python benchmarks/kernels.py [--search]      --search also times other block sizes than the ones in use
+
+Calls are captured in a CUDA graph of many copies, so that launching them costs nothing; several sets of inputs take turns, so
+that they do not all lie in the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paam.record import environment
+from paam.train import conv, fused
+
+LAYERS = {16: 32, 32: 16, 64: 8}
+"""Channels -> side of the feature maps."""
+COPIES = 20
+
+
+def microseconds(call: Callable[[int], object]) -> float:
+    """Of one call; ``call`` is told which set of inputs to take."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for number in range(3):
+            call(number)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for number in range(COPIES):
+            call(number % 4)
+    times = []
+    for _ in range(12):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1000 / COPIES)
+    return sorted(times)[len(times) // 2]
+
+
+def activations(channels: int, side: int) -> list[Tensor]:
+    return [
+        torch.randn(256, channels, side, side, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+        for _ in range(4)
+    ]
+
+
+def convolutions(channels: int, side: int, *, search: bool) -> None:
+    inputs, grads = activations(channels, side), activations(channels, side)
+    weight = torch.randn(channels, channels, 3, 3, device="cuda", dtype=torch.bfloat16)
+    weight = weight.to(memory_format=torch.channels_last)
+
+    def library(mask: list[bool]) -> Callable[[int], object]:
+        rest = ([0], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, mask)
+        return lambda n: torch.ops.aten.convolution_backward(grads[n], inputs[n], weight, *rest)
+
+    theirs = {
+        "forward": microseconds(lambda n: F.conv2d(inputs[n], weight, padding=1)),
+        "input gradient": microseconds(library([True, False, False])),
+        "weight gradient": microseconds(library([False, True, False])),
+    }
+    ours = {
+        "forward": microseconds(lambda n: conv._run(inputs[n], weight, transposed=False)),
+        "input gradient": microseconds(lambda n: conv._run(grads[n], weight, transposed=True)),
+        "weight gradient": microseconds(lambda n: conv._weight_gradient(inputs[n], grads[n], weight)),
+    }
+    for name, time in theirs.items():
+        print(f"{channels:3d} channels  convolution, {name:16} library {time:6.1f}  ours {ours[name]:6.1f}", flush=True)
+    if not search:
+        return
+    kept = conv.FORWARD[channels], conv.WEIGHT[channels]
+    found = []
+    for block_m, warps in itertools.product((64, 128, 256), (2, 4, 8)):
+        conv.FORWARD[channels] = (block_m, warps)
+        found.append((microseconds(lambda n: conv._run(inputs[n], weight, transposed=False)), block_m, warps))
+    print("   forward:", "  ".join(f"{time:.1f} {what}" for time, *what in sorted(found)[:4]), flush=True)
+    found = []
+    for block_m, warps, taps, wanted in itertools.product((32, 64, 128), (4, 8), (1, 3), (44, 88, 176)):
+        conv.WEIGHT[channels] = (block_m, warps, taps, wanted)
+        time = microseconds(lambda n: conv._weight_gradient(inputs[n], grads[n], weight))
+        found.append((time, block_m, warps, taps, wanted))
+    print("   weight: ", "  ".join(f"{time:.1f} {what}" for time, *what in sorted(found)[:4]), flush=True)
+    conv.FORWARD[channels], conv.WEIGHT[channels] = kept
+
+
+def norms(channels: int, side: int, *, search: bool) -> None:
+    """Batch norm, residual sum, ReLU and mask: forward and backward together."""
+    inputs = [x.requires_grad_() for x in activations(channels, side)]
+    others = [x.requires_grad_() for x in activations(channels, side)]
+    grads = activations(channels, side)
+    norm = nn.BatchNorm2d(channels).cuda()
+    mask = torch.ones(channels, device="cuda")
+    quick = fused.FusedNorm(norm)
+    leaves = list(norm.parameters())
+
+    def eager(n: int) -> object:
+        y = F.relu(norm(inputs[n]) + others[n]) * mask.to(torch.bfloat16).view(1, -1, 1, 1)
+        return torch.autograd.grad(y, [inputs[n], others[n], *leaves], grads[n])
+
+    def ours(n: int) -> object:
+        return torch.autograd.grad(quick(inputs[n], others[n], mask), [inputs[n], others[n], *leaves], grads[n])
+
+    print(f"{channels:3d} channels  norm, sum, ReLU, mask: eager {microseconds(eager):6.1f}  ours {microseconds(ours):6.1f}")
+    if search:
+        kept = fused.BLOCK, fused.PROGRAMS
+        found = []
+        for block, programs in itertools.product((1024, 2048, 4096, 8192), (128, 256, 512, 1024)):
+            fused.BLOCK, fused.PROGRAMS = block, programs
+            found.append((microseconds(ours), block, programs))
+        print("   norm:   ", "  ".join(f"{time:.1f} {what}" for time, *what in sorted(found)[:4]), flush=True)
+        fused.BLOCK, fused.PROGRAMS = kept
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--search", action="store_true")
+    options = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    torch.manual_seed(0)
+    print(json.dumps({**environment("cuda"), "batch": 256}))
+    for channels, side in LAYERS.items():
+        convolutions(channels, side, search=options.search)
+        norms(channels, side, search=options.search)
+
+
+if __name__ == "__main__":
+    main()
