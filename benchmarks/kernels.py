@@ -2,8 +2,8 @@
 
     python benchmarks/kernels.py [--search]      --search also times other block sizes than the ones in use
 
-Calls are captured in a CUDA graph of many copies, so that launching them costs nothing; several sets of inputs take turns, so
-that they do not all lie in the cache.
+Calls are captured in a CUDA graph of many copies, so that launching them costs nothing; several sets of inputs take
+turns, so that they do not all lie in the cache.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paam.record import environment
-from paam.train import conv, fused
+from paam.train.fused import FusedNorm
+from paam.train.kernels import conv
+from paam.train.kernels import norm as norm_kernels
 
 LAYERS = {16: 32, 32: 16, 64: 8}
 """Channels -> side of the feature maps."""
@@ -49,7 +51,9 @@ def microseconds(call: Callable[[int], object]) -> float:
 
 def activations(channels: int, side: int) -> list[Tensor]:
     return [
-        torch.randn(256, channels, side, side, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+        torch.randn(256, channels, side, side, device="cuda", dtype=torch.bfloat16).to(
+            memory_format=torch.channels_last
+        )
         for _ in range(4)
     ]
 
@@ -99,7 +103,7 @@ def norms(channels: int, side: int, *, search: bool) -> None:
     grads = activations(channels, side)
     norm = nn.BatchNorm2d(channels).cuda()
     mask = torch.ones(channels, device="cuda")
-    quick = fused.FusedNorm(norm)
+    quick = FusedNorm(norm)
     leaves = list(norm.parameters())
 
     def eager(n: int) -> object:
@@ -109,15 +113,17 @@ def norms(channels: int, side: int, *, search: bool) -> None:
     def ours(n: int) -> object:
         return torch.autograd.grad(quick(inputs[n], others[n], mask), [inputs[n], others[n], *leaves], grads[n])
 
-    print(f"{channels:3d} channels  norm, sum, ReLU, mask: eager {microseconds(eager):6.1f}  ours {microseconds(ours):6.1f}")
+    print(
+        f"{channels:3d} channels  norm, sum, ReLU, mask: eager {microseconds(eager):6.1f}  ours {microseconds(ours):6.1f}"
+    )
     if search:
-        kept = fused.BLOCK, fused.PROGRAMS
+        kept = norm_kernels.BLOCK, norm_kernels.PROGRAMS
         found = []
         for block, programs in itertools.product((1024, 2048, 4096, 8192), (128, 256, 512, 1024)):
-            fused.BLOCK, fused.PROGRAMS = block, programs
+            norm_kernels.BLOCK, norm_kernels.PROGRAMS = block, programs
             found.append((microseconds(ours), block, programs))
         print("   norm:   ", "  ".join(f"{time:.1f} {what}" for time, *what in sorted(found)[:4]), flush=True)
-        fused.BLOCK, fused.PROGRAMS = kept
+        norm_kernels.BLOCK, norm_kernels.PROGRAMS = kept
 
 
 def main() -> None:

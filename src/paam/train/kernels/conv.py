@@ -1,7 +1,7 @@
 """3 x 3 convolutions of few channels in Triton: one kernel forward, one for the input's gradient, two for the weight's.
 
-Libraries tune for wide layers. With 16 to 64 channels, or with 11 of them after pruning, a convolution is limited by how often
-its input is read; here it is read once, and any number of channels is padded in registers.
+Libraries tune for wide layers. With 16 to 64 channels, or with 11 of them after pruning, a convolution is limited by
+how often its input is read; here it is read once, and any number of channels is padded in registers.
 
 Shapes: activations are [M, C] with M = N * H * W positions, channels last; weights are [F, 9, C], taps in row order.
 """
@@ -39,8 +39,8 @@ def _convolve(
 ):  # fmt: skip
     """y[m, f] = sum over taps and channels of x[m + tap, c] weight[f, tap, c].
 
-    ``transposed``: the gradient of the input. x is the output's gradient then, its channels are the weight's filters, and
-    taps are mirrored.
+    ``transposed``: the gradient of the input. x is the output's gradient then, its channels are the weight's filters,
+    and taps are mirrored.
     """
     start = tl.program_id(0) * block_m
     lane, c, f = tl.arange(0, block_m), tl.arange(0, block_c), tl.arange(0, block_f)

@@ -1,0 +1,1 @@
+"""Kernels in Triton; they are imported on a GPU only."""

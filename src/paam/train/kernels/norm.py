@@ -1,0 +1,304 @@
+"""Batch norm, residual sum, ReLU and gate in one: two kernels forward, two backward, where eager PyTorch has a dozen.
+
+Shapes: activations are [M, C], M = N * H * W positions of C channels each, channels last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 2048
+"""Values that a program holds at a time."""
+
+PROGRAMS = 256
+"""Programs that share the positions of a layer, at most: two for each multiprocessor of a large GPU."""
+
+
+@triton.jit
+def _span(rows, positions, block: tl.constexpr):
+    """The positions of this program, as a block's own numbers; ``rows`` per program."""
+    start = tl.program_id(0) * rows
+    return start, tl.minimum(start + rows, positions), tl.arange(0, block)
+
+
+@triton.jit
+def _total(partial, which, programs, channels, column, inside):
+    """Sum of the programs' partial sums number ``which`` (0 or 1) of each channel of this block."""
+    total = tl.zeros(column.shape, tl.float32)
+    for first in range(0, programs, 32):
+        row = first + tl.arange(0, 32)
+        place = (row[:, None] * 2 + which) * channels + column[None, :]
+        total += tl.sum(tl.load(partial + place, (row < programs)[:, None] & inside[None, :], 0.0), 0)
+    return total
+
+
+@triton.jit
+def _statistics(x, partial, positions, channels, rows, block_m: tl.constexpr, block_c: tl.constexpr):
+    """Sums of x and of its square, around the channel's first value: a large mean must not swallow the variance."""
+    start, stop, lane = _span(rows, positions, block_m)
+    column = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    inside = column < channels
+    origin = tl.load(x + column, inside, 0.0).to(tl.float32)
+    one = tl.zeros([block_c], tl.float32)
+    two = tl.zeros([block_c], tl.float32)
+    for first in range(start, stop, block_m):
+        row = first + lane
+        there = (row < stop)[:, None] & inside[None, :]
+        value = tl.load(x + row[:, None] * channels + column[None, :], there, 0.0).to(tl.float32)
+        value = tl.where(there, value - origin[None, :], 0.0)
+        one += tl.sum(value, 0)
+        two += tl.sum(value * value, 0)
+    place = tl.program_id(0) * 2 * channels + column
+    tl.store(partial + place, one, inside)
+    tl.store(partial + place + channels, two, inside)
+
+
+@triton.jit
+def _forward(
+    x, other, gate, weight, bias, y, partial, saved, running_mean, running_var, tracked,
+    positions, channels, rows, programs, momentum, eps,
+    has_other: tl.constexpr, has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
+):  # fmt: skip
+    """relu(bn(x) + other) * gate, with the statistics of this batch; ``saved``: mean and inverse deviation."""
+    start, stop, lane = _span(rows, positions, block_m)
+    column = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    inside = column < channels
+    first_moment = _total(partial, 0, programs, channels, column, inside) / positions
+    second_moment = _total(partial, 1, programs, channels, column, inside) / positions
+    mean = tl.load(x + column, inside, 0.0).to(tl.float32) + first_moment
+    variance = tl.maximum(second_moment - first_moment * first_moment, 0.0)
+    inverse = 1 / tl.sqrt(variance + eps)
+    scale = tl.load(weight + column, inside, 0.0) * inverse
+    shift = tl.load(bias + column, inside, 0.0) - mean * scale
+    if tl.program_id(0) == 0:
+        tl.store(saved + column, mean, inside)
+        tl.store(saved + channels + column, inverse, inside)
+        old_mean, old_var = tl.load(running_mean + column, inside, 0.0), tl.load(running_var + column, inside, 0.0)
+        unbiased = variance * (positions / tl.maximum(positions - 1, 1))
+        tl.store(running_mean + column, old_mean + momentum * (mean - old_mean), inside)
+        tl.store(running_var + column, old_var + momentum * (unbiased - old_var), inside)
+        if tl.program_id(1) == 0:
+            tl.store(tracked, tl.load(tracked) + 1)
+    for first in range(start, stop, block_m):
+        row = first + lane
+        there = (row < stop)[:, None] & inside[None, :]
+        place = row[:, None] * channels + column[None, :]
+        value = tl.load(x + place, there, 0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+        if has_other:
+            value += tl.load(other + place, there, 0.0).to(tl.float32)
+        value = tl.maximum(value, 0.0)
+        if has_gate:
+            value *= tl.load(gate + column, inside, 0.0)[None, :]
+        tl.store(y + place, value.to(y.dtype.element_ty), there)
+
+
+@triton.jit
+def _backward_sums(
+    x, y, dy, saved, gate, partial, positions, channels, rows,
+    has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
+):  # fmt: skip
+    """Sums of the gradient behind the norm, and of it times the normalised value."""
+    start, stop, lane = _span(rows, positions, block_m)
+    column = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    inside = column < channels
+    mean, inverse = tl.load(saved + column, inside, 0.0), tl.load(saved + channels + column, inside, 0.0)
+    one = tl.zeros([block_c], tl.float32)
+    two = tl.zeros([block_c], tl.float32)
+    for first in range(start, stop, block_m):
+        row = first + lane
+        there = (row < stop)[:, None] & inside[None, :]
+        place = row[:, None] * channels + column[None, :]
+        grad = tl.load(dy + place, there, 0.0).to(tl.float32)
+        grad = tl.where(tl.load(y + place, there, 0.0) > 0, grad, 0.0)
+        if has_gate:
+            grad *= tl.load(gate + column, inside, 0.0)[None, :]
+        normal = (tl.load(x + place, there, 0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
+        one += tl.sum(grad, 0)
+        two += tl.sum(grad * normal, 0)
+    place = tl.program_id(0) * 2 * channels + column
+    tl.store(partial + place, one, inside)
+    tl.store(partial + place + channels, two, inside)
+
+
+@triton.jit
+def _backward(
+    x, y, dy, saved, gate, weight, partial, dx, dother, dweight, dbias, positions, channels, rows, programs,
+    has_other: tl.constexpr, has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
+):  # fmt: skip
+    start, stop, lane = _span(rows, positions, block_m)
+    column = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    inside = column < channels
+    sum_grad = _total(partial, 0, programs, channels, column, inside)
+    sum_normal = _total(partial, 1, programs, channels, column, inside)
+    mean, inverse = tl.load(saved + column, inside, 0.0), tl.load(saved + channels + column, inside, 0.0)
+    scale = tl.load(weight + column, inside, 0.0) * inverse
+    if tl.program_id(0) == 0:
+        tl.store(dweight + column, sum_normal, inside)
+        tl.store(dbias + column, sum_grad, inside)
+    for first in range(start, stop, block_m):
+        row = first + lane
+        there = (row < stop)[:, None] & inside[None, :]
+        place = row[:, None] * channels + column[None, :]
+        grad = tl.load(dy + place, there, 0.0).to(tl.float32)
+        grad = tl.where(tl.load(y + place, there, 0.0) > 0, grad, 0.0)
+        if has_gate:
+            grad *= tl.load(gate + column, inside, 0.0)[None, :]
+        if has_other:
+            tl.store(dother + place, grad.to(dother.dtype.element_ty), there)
+        normal = (tl.load(x + place, there, 0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
+        value = scale[None, :] * (grad - (sum_grad[None, :] + normal * sum_normal[None, :]) / positions)
+        tl.store(dx + place, value.to(dx.dtype.element_ty), there)
+
+
+@triton.jit
+def _scored_forward(
+    x, other, gate, weight, bias, running_mean, running_var, y, positions, channels, rows, eps,
+    has_other: tl.constexpr, has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
+):  # fmt: skip
+    """relu(bn(x) + other) * gate with running statistics."""
+    start, stop, lane = _span(rows, positions, block_m)
+    column = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    inside = column < channels
+    scale = tl.load(weight + column, inside, 0.0) / tl.sqrt(tl.load(running_var + column, inside, 1.0) + eps)
+    shift = tl.load(bias + column, inside, 0.0) - tl.load(running_mean + column, inside, 0.0) * scale
+    for first in range(start, stop, block_m):
+        row = first + lane
+        there = (row < stop)[:, None] & inside[None, :]
+        place = row[:, None] * channels + column[None, :]
+        value = tl.load(x + place, there, 0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+        if has_other:
+            value += tl.load(other + place, there, 0.0).to(tl.float32)
+        value = tl.maximum(value, 0.0)
+        if has_gate:
+            value *= tl.load(gate + column, inside, 0.0)[None, :]
+        tl.store(y + place, value.to(y.dtype.element_ty), there)
+
+
+@triton.jit
+def _scored_backward(
+    x, other, gate, weight, bias, running_mean, running_var, dy, dx, dother, partial, positions, channels, rows, eps,
+    has_other: tl.constexpr, has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
+):  # fmt: skip
+    """Gradients into x and other, and partial sums of the gradient into the gate."""
+    start, stop, lane = _span(rows, positions, block_m)
+    column = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    inside = column < channels
+    scale = tl.load(weight + column, inside, 0.0) / tl.sqrt(tl.load(running_var + column, inside, 1.0) + eps)
+    shift = tl.load(bias + column, inside, 0.0) - tl.load(running_mean + column, inside, 0.0) * scale
+    total = tl.zeros([block_c], tl.float32)
+    for first in range(start, stop, block_m):
+        row = first + lane
+        there = (row < stop)[:, None] & inside[None, :]
+        place = row[:, None] * channels + column[None, :]
+        value = tl.load(x + place, there, 0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+        if has_other:
+            value += tl.load(other + place, there, 0.0).to(tl.float32)
+        grad = tl.where(value > 0, tl.load(dy + place, there, 0.0).to(tl.float32), 0.0)
+        if has_gate:
+            total += tl.sum(grad * value, 0)
+            grad *= tl.load(gate + column, inside, 0.0)[None, :]
+        if has_other:
+            tl.store(dother + place, grad.to(dother.dtype.element_ty), there)
+        tl.store(dx + place, (grad * scale[None, :]).to(dx.dtype.element_ty), there)
+    if has_gate:
+        tl.store(partial + tl.program_id(0) * channels + column, total, inside)
+
+
+class _Sizes:
+    """How a layer of [N, C, H, W] is shared among programs."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.channels = x.shape[1]
+        self.positions = x.numel() // self.channels
+        self.block_c = min(triton.next_power_of_2(self.channels), 128)
+        self.block_m = max(BLOCK // self.block_c, 16)
+        blocks = triton.cdiv(self.positions, self.block_m)
+        self.rows = triton.cdiv(blocks, PROGRAMS) * self.block_m
+        self.programs = triton.cdiv(self.positions, self.rows)
+        self.grid = (self.programs, triton.cdiv(self.channels, self.block_c))
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        return {"block_m": self.block_m, "block_c": self.block_c}
+
+
+def _last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+class TrainedNorm(torch.autograd.Function):
+    """With the batch's statistics: x [N, C, H, W], other like x or None, gate [C] of zeros and ones or None."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, other: Tensor | None, gate: Tensor | None, *norm: Any) -> Tensor:
+        weight, bias, running_mean, running_var, tracked, momentum, eps = norm
+        x, other = _last(x), None if other is None else _last(other)
+        size = _Sizes(x)
+        partial = torch.empty(size.programs, 2, size.channels, device=x.device)
+        saved = torch.empty(2, size.channels, device=x.device)
+        y = torch.empty_like(x)
+        shape = (size.positions, size.channels, size.rows)
+        _statistics[size.grid](x, partial, *shape, **size.blocks)
+        _forward[size.grid](
+            x, other, gate, weight, bias, y, partial, saved, running_mean, running_var, tracked,
+            *shape, size.programs, momentum, eps,
+            has_other=other is not None, has_gate=gate is not None, **size.blocks,
+        )  # fmt: skip
+        ctx.save_for_backward(x, y, saved, weight, *(() if gate is None else (gate,)))
+        ctx.size, ctx.has_other, ctx.has_gate = size, other is not None, gate is not None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, saved, weight, *rest = ctx.saved_tensors
+        gate, size = rest[0] if rest else None, ctx.size
+        dy = _last(grads[0])
+        partial = torch.empty(size.programs, 2, size.channels, device=x.device)
+        dx = torch.empty_like(x)
+        dother = torch.empty_like(x) if ctx.has_other else None
+        dweight, dbias = torch.empty_like(weight), torch.empty_like(weight)
+        shape = (size.positions, size.channels, size.rows)
+        flags = {"has_gate": ctx.has_gate, **size.blocks}
+        _backward_sums[size.grid](x, y, dy, saved, gate, partial, *shape, **flags)
+        _backward[size.grid](
+            x, y, dy, saved, gate, weight, partial, dx, dother, dweight, dbias, *shape, size.programs,
+            has_other=ctx.has_other, **flags,
+        )  # fmt: skip
+        return dx, dother, None, dweight, dbias, None, None, None, None, None
+
+
+class FrozenNorm(torch.autograd.Function):
+    """With running statistics, and a gradient into analog gates; none into the norm."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, other: Tensor | None, gate: Tensor | None, *norm: Any) -> Tensor:
+        weight, bias, running_mean, running_var, eps = norm
+        x, other = _last(x), None if other is None else _last(other)
+        size = _Sizes(x)
+        y = torch.empty_like(x)
+        ctx.flags = {"has_other": other is not None, "has_gate": gate is not None, **size.blocks}
+        ctx.size, ctx.eps = size, eps
+        affine = (weight, bias, running_mean, running_var)
+        shape = (size.positions, size.channels, size.rows)
+        _scored_forward[size.grid](x, other, gate, *affine, y, *shape, eps, **ctx.flags)
+        ctx.save_for_backward(x, *affine, *(t for t in (other, gate) if t is not None))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, running_mean, running_var, *rest = ctx.saved_tensors
+        other = rest.pop(0) if ctx.flags["has_other"] else None
+        gate = rest.pop(0) if ctx.flags["has_gate"] else None
+        size, dy = ctx.size, _last(grads[0])
+        dx = torch.empty_like(x)
+        dother = None if other is None else torch.empty_like(x)
+        partial = None if gate is None else torch.empty(size.programs, size.channels, device=x.device)
+        shape = (size.positions, size.channels, size.rows)
+        affine = (weight, bias, running_mean, running_var)
+        _scored_backward[size.grid](x, other, gate, *affine, dy, dx, dother, partial, *shape, ctx.eps, **ctx.flags)
+        return dx, dother, None if partial is None else partial.sum(0), None, None, None, None, None
