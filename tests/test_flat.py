@@ -105,7 +105,9 @@ def assert_close(one: nn.Module, other: nn.Module, tolerance: float) -> None:
     assert left.keys() == right.keys()
     for name, value in left.items():
         assert value.dtype == right[name].dtype
-        torch.testing.assert_close(value, right[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            value, right[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -218,7 +220,9 @@ def test_state_is_named_by_parameter_as_torch_has_it():
     tensors = optimizer_tensors(flat.optimizer, flat.flat)
     for number, parameter in enumerate(plain.parameters()):
         for name in ("exp_avg", "exp_avg_sq"):
-            torch.testing.assert_close(tensors[f"{number}.{name}"], optimizer.state[parameter][name], rtol=0, atol=1e-14)
+            torch.testing.assert_close(
+                tensors[f"{number}.{name}"], optimizer.state[parameter][name], rtol=0, atol=1e-14
+            )
     assert float(tensors["0.step"]) == 1
 
 

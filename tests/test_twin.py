@@ -82,9 +82,7 @@ def engine_losses() -> tuple[Net, Pruner, dict[int, list[float]], Engine]:
     net = Plain()
     first = copy.deepcopy(net)
     given = recipe()
-    pruner = Pruner(
-        net, torch.zeros(1, 1, 8, 8), penalty=PENALTY, alpha=ALPHA, score_lr=RATES["score"], inplace=True
-    )
+    pruner = Pruner(net, torch.zeros(1, 1, 8, 8), penalty=PENALTY, alpha=ALPHA, score_lr=RATES["score"], inplace=True)
     start = copy.deepcopy([list(gate.scorer.parameters()) for gate in pruner.gates.values()])
     images, labels = pixels()
     batches = TrainingBatches(

@@ -236,12 +236,17 @@ def find_device(name: str) -> str:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if gpus and device in ("cuda", *(f"cuda:{number}" for number in range(gpus))):
             raise DeviceError(
-                f"The GPU '{device}' is there but cannot be used ({one_line(error).partition(' CUDA kernel errors')[0]});"
-                " wait until it is free, or give --device cpu."
+                f"The GPU '{device}' is there but cannot be used ({_first_line(error)}); wait until it is free,"
+                " or give --device cpu."
             ) from error
         there = "cpu" + (f", cuda (0 to {gpus - 1})" if gpus else "")
         raise DeviceError(f"The device '{device}' is not there; this machine has: {there}.") from error
     return device
+
+
+def _first_line(error: BaseException) -> str:
+    """What CUDA says; advice on debugging follows it."""
+    return str(error).partition("\n")[0].rstrip(".")
 
 
 def _load_data(recipe: Recipe, seed: int) -> Dataset:
@@ -295,11 +300,11 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _check_kinds(model: nn.Module, stored: dict[str, Tensor]) -> None:
-    """Precision may differ; numbers of another kind would lose what makes them one."""
+    """Precision may differ; a cast to numbers of another kind would lose a part of them."""
     for name, value in model.state_dict().items():
-        given = stored.get(name, value).dtype
-        if given != value.dtype and not (given.is_floating_point and value.dtype.is_floating_point):
-            raise ValueError(f"{name} holds {given} where the network has {value.dtype}")
+        given, wanted = stored.get(name, value).dtype, value.dtype
+        if (given.is_complex, given.is_floating_point) != (wanted.is_complex, wanted.is_floating_point):
+            raise ValueError(f"{name} holds {given} where the network has {wanted}")
 
 
 def _example(data: Dataset, device: str, batch: int) -> Tensor:

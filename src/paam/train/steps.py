@@ -47,7 +47,10 @@ def make_loss(
 
 
 def distillation(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
-    """Kullback-Leibler divergence from the teacher's softened answers, times the squared temperature; float32 at least."""
+    """Kullback-Leibler divergence from the teacher's softened answers, times the squared temperature.
+
+    Computed in float32 at least.
+    """
     dtype = torch.promote_types(logits.dtype, torch.float32)
     ours = F.log_softmax(logits.to(dtype) / temperature, 1)
     theirs = F.log_softmax(wanted.to(dtype) / temperature, 1)
