@@ -1,4 +1,4 @@
-"""Sweeps: which runs they are, real processes that finish, fail, are interrupted and go on, and the table at the end."""
+"""Sweeps: which runs they are, real processes that finish, fail, are interrupted and go on, and the final table."""
 
 from __future__ import annotations
 
@@ -93,13 +93,8 @@ def sweep(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
 
 
 def test_every_combination_is_a_run_with_a_directory_of_its_own():
-    jobs = jobs_of(
-        ["a-recipe", "own/b.toml"],
-        [0, 7],
-        ["prune.scorer=kq,free", "finetune.lr=0.1"],
-        ["--device", "cpu"],
-        Path("out"),
-    )
+    vary = ["prune.scorer=kq,free", "finetune.lr=0.1"]
+    jobs = jobs_of(["a-recipe", "own/b.toml"], [0, 7], vary, ["--device", "cpu"], Path("out"))
     assert [job.out.name for job in jobs] == [
         f"{recipe}-prune.scorer={scorer}-finetune.lr=0.1-seed{seed}"
         for seed in (0, 7)
@@ -294,23 +289,29 @@ def test_the_daemon_is_stopped_also_when_a_sweep_is_interrupted(here, monkeypatc
     """A stand-in for the control program writes down how it was called."""
     tool = here / "bin" / "nvidia-cuda-mps-control"
     tool.parent.mkdir()
-    tool.write_text(
-        f'#!/bin/sh\n[ "$1" = -d ] && echo "begin $CUDA_MPS_PIPE_DIRECTORY" >> {here}/calls || cat >> {here}/calls\n'
-    )
+    calls = here / "calls"
+    tool.write_text(f'#!/bin/sh\nif [ "$1" ]; then echo "begin $CUDA_MPS_PIPE_DIRECTORY"; else cat; fi >> {calls}\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     with shared_gpu(False) as shared:
         assert not shared
-        assert not (here / "calls").exists()
-    with pytest.raises(KeyboardInterrupt), shared_gpu(True) as shared:
-        assert shared
-        folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
-        raise KeyboardInterrupt
-    assert (here / "calls").read_text() == f"begin {folder}\nquit\n"
+        assert not calls.exists()
+    folder = ""
+
+    def interrupted() -> None:
+        nonlocal folder
+        with shared_gpu(True) as shared:
+            assert shared
+            folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert calls.read_text() == f"begin {folder}\nquit\n"
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
     assert not Path(folder).exists()
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somebody/elses")
     with shared_gpu(True) as shared:
         assert shared
-    assert (here / "calls").read_text().count("begin") == 1
+    assert calls.read_text().count("begin") == 1
