@@ -210,8 +210,9 @@ def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe
     overrides = overrides or {}
     shapes = [f"target.{key}" for key in MODIFIERS]
     if any(key.startswith("target.") and key not in shapes for key in overrides):
-        # A new target takes the place of the recipe's own.
-        tree["target"] = {key: value for key, value in tree.get("target", {}).items() if key in MODIFIERS}
+        # A new target takes the place of the recipe's own; widths are nothing that could be shaped.
+        kept = () if "target.widths" in overrides else MODIFIERS
+        tree["target"] = {key: value for key, value in tree.get("target", {}).items() if key in kept}
     for key, value in overrides.items():
         _override(tree, key, value)
     return recipe_from_tree(tree)

@@ -44,8 +44,9 @@ class Target:
 
     def __post_init__(self) -> None:
         given = self.limits
-        if len(given) + (self.widths is not None) != 1 and set(given) != {"keep_macs", "keep_params"}:
-            what = " and ".join([*given, *["widths"] * (self.widths is not None)]) or "none"
+        chosen = [*given, *["widths"] * (self.widths is not None)]
+        if len(chosen) != 1 and chosen != ["keep_macs", "keep_params"]:
+            what = " and ".join(chosen) or "none"
             raise TargetError(
                 "Give one target of threshold, keep_filters, keep_macs, keep_params, widths,"
                 f" or keep_macs and keep_params together; {what} given."
@@ -59,6 +60,8 @@ class Target:
             raise TargetError(f"round_to is a whole number of filters, 1 or more; {self.round_to} was given.")
         if not 0 <= self.floor <= 1:
             raise TargetError(f"floor is the share of filters that every group keeps, 0 to 1; {self.floor} was given.")
+        if self.widths is not None and (self.round_to > 1 or self.floor or self.uniform):
+            raise TargetError("widths say how many filters each group keeps; leave out round_to, floor and uniform.")
         if self.uniform and self.threshold is not None:
             raise TargetError("A threshold compares scores of all groups; uniform needs a share or a budget instead.")
 

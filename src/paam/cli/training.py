@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import signal
 import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -27,7 +29,7 @@ from paam.report.tensorboard import TensorBoardView
 from paam.report.views import choose_view
 from paam.train.checkpoint import checkpoints
 from paam.train.directory import CHECKPOINTS, REPORT_FILE, TENSORBOARD
-from paam.train.run import find_device, run
+from paam.train.run import find_device, run, usual_device
 from paam.train.sweep import jobs_of, results, run_jobs, shared_gpu
 
 DEMO_RECIPE = "digits-resnet20-kq"
@@ -133,8 +135,10 @@ def sweep(
     ] = None,
 ) -> None:
     """Run recipes with several seeds or settings, a few at a time on one GPU, and compare. Run again to go on."""
-    device = find_device(device)
-    on_gpu = device.startswith("cuda")
+    device = usual_device(device)
+    on_gpu = device.startswith("cuda") and torch.cuda.is_available()
+    if not on_gpu:  # a GPU is left to the runs: it may serve one process at a time
+        find_device(device)
     options = [part for text in settings or () for part in ("--set", text)]
     options += ["--device", device, *([] if data is None else ["--data", str(data)])]
     planned = jobs_of(recipes, _numbers(seeds), vary or (), options, out)
@@ -142,8 +146,15 @@ def sweep(
         load_recipe(job.arguments[0], dict(parse_override(text) for text in _after(job.arguments, "--set")))
     console = Console()
     at_once = jobs or (4 if on_gpu else 1)
-    with shared_gpu(on_gpu and at_once > 1):
-        codes = run_jobs(planned, at_once, lambda line: console.print(line, highlight=False, soft_wrap=True))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, it must reach the runs
+    try:
+        with shared_gpu(on_gpu and at_once > 1):
+            codes = run_jobs(planned, at_once, lambda line: console.print(line, highlight=False, soft_wrap=True))
+    except KeyboardInterrupt:
+        complain("Stopped; the same command goes on from what the runs have saved.")
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
     console.print(sweep_table(results(planned)))
     failed = [path.name for path, code in codes.items() if code]
     if failed:
@@ -153,9 +164,10 @@ def sweep(
 
 def _numbers(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts) or len(set(parts)) < len(parts):
+    numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 20]
+    if len(set(numbers)) < len(parts):
         raise RecipeError(f"--seeds takes different whole numbers such as 0,1,2; '{text}' was given.")
-    return [int(part) for part in parts]
+    return numbers
 
 
 def _after(arguments: tuple[str, ...], option: str) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from paam.errors import DataError
+from paam.errors import DataError, one_line
 
 Decode = Callable[[Path, int], Tensor]
 """A file and a side in pixels -> uint8 [3, side, side]; raises DataError."""
@@ -58,10 +58,21 @@ class ImageFiles:
                 generator=torch.Generator(),  # of its own: a loader that draws from torch's moves what dropout sees
                 worker_init_fn=_ignore_interrupts,
             )
-        for block in self._loader:
+        blocks = iter(self._loader)
+        while (block := _next(blocks)) is not None:
             if isinstance(block, str):
                 raise DataError(block)
             yield block
+
+
+def _next(blocks: Iterator[Tensor | str]) -> Tensor | str | None:
+    """The next block; None behind the last."""
+    try:
+        return next(blocks, None)
+    except RuntimeError as error:  # killed, as a rule for want of memory
+        raise DataError(
+            f"A process that reads images has ended ({one_line(error)}). Lower data.workers; 0 needs no such process."
+        ) from error
 
 
 class _Reader(torch.utils.data.Dataset[Tensor | str]):

@@ -220,16 +220,33 @@ def _threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def find_device(name: str) -> str:
-    """ "auto" takes a GPU when there is one."""
+def usual_device(name: str) -> str:
+    """What "auto" stands for: a GPU when there is one. It is not touched."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.ones(1, device=name).item()  # "meta" holds no values to train
-    except (RuntimeError, AssertionError) as error:
-        there = "cpu" + (f", cuda (0 to {torch.cuda.device_count() - 1})" if torch.cuda.is_available() else "")
-        raise DeviceError(f"The device '{name}' is not there; this machine has: {there}.") from error
     return name
+
+
+def find_device(name: str) -> str:
+    """A device that can be used; "auto" takes a GPU when there is one."""
+    device = usual_device(name)
+    try:
+        torch.ones(1, device=device).item()  # "meta" holds no values to train
+    except (RuntimeError, AssertionError) as error:
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if gpus and device in ("cuda", *(f"cuda:{number}" for number in range(gpus))):
+            raise DeviceError(
+                f"The GPU '{device}' is there but cannot be used ({_first_line(error)}); wait until it is free,"
+                " or give --device cpu."
+            ) from error
+        there = "cpu" + (f", cuda (0 to {gpus - 1})" if gpus else "")
+        raise DeviceError(f"The device '{device}' is not there; this machine has: {there}.") from error
+    return device
+
+
+def _first_line(error: BaseException) -> str:
+    """What CUDA says; advice on debugging follows it."""
+    return str(error).partition("\n")[0].rstrip(".")
 
 
 def _load_data(recipe: Recipe, seed: int) -> Dataset:
@@ -276,9 +293,18 @@ def load_weights(model: nn.Module, path: Path) -> None:
     try:
         with safe_open(path, framework="pt") as file:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        _check_kinds(model, stored)
         model.load_state_dict(stored)
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
         raise ArtifactError(f"model.weights = {path} cannot be taken up: {one_line(error)}.") from error
+
+
+def _check_kinds(model: nn.Module, stored: dict[str, Tensor]) -> None:
+    """Precision may differ; a cast to numbers of another kind would lose a part of them."""
+    for name, value in model.state_dict().items():
+        given, wanted = stored.get(name, value).dtype, value.dtype
+        if (given.is_complex, given.is_floating_point) != (wanted.is_complex, wanted.is_floating_point):
+            raise ValueError(f"{name} holds {given} where the network has {wanted}")
 
 
 def _example(data: Dataset, device: str, batch: int) -> Tensor:
