@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from paam.record import Event, of_kind, read_record
+from paam.report.comparison import PUBLISHED
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
@@ -34,21 +35,16 @@ def accuracies() -> str:
     return head + "".join(row for _, row in sorted(rows, reverse=True))
 
 
-PUBLISHED = {  # accuracy, parameters removed, FLOPs removed: arXiv 2210.11114
-    "kq-medium": "94.01 %, 54.0 %, 52.3 %",
-    "kq-high": "93.10 %, 70.0 %, 74.7 %",
-    "vanilla-medium": "94.28 %, 52.3 %, 49.3 %",
-    "vanilla-high": "92.42 %, 83.0 %, 70.5 %",
-}
-
-
 def paper() -> str:
     """The paper's recipe, read literally, beside what it printed."""
     lines = ["| | test accuracy | parameters removed | MACs removed | the paper's |", "|---" * 5 + "|"]
     for path in sorted(ROOT.glob("results/paper/*/record.jsonl")):
         name = path.parent.name.removesuffix("-seed0")
         end = of_kind(read_record(path), "end")[0]
-        lines.append(_row(name, end["pruned"], end["dense"]).rstrip("\n") + f" {PUBLISHED[name]} |")
+        scorer, ratio = name.split("-")
+        printed = PUBLISHED["resnet56"][f"{'KQ' if scorer == 'kq' else 'Vanilla'}, {ratio}"]
+        theirs = ", ".join(f"{value:.{digits}f} %" for value, digits in zip(printed, (2, 1, 1), strict=True))
+        lines.append(_row(name, end["pruned"], end["dense"]).rstrip("\n") + f" {theirs} |")
     return "\n".join(lines) + "\n"
 
 
