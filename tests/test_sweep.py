@@ -200,9 +200,9 @@ def test_mean_and_spread_by_hand():
             "none [yet]": [],
         }
     )
-    assert rows[0] == ["run", "runs", "test accuracy", "spread", "parameters removed", "MACs removed"]
-    assert rows[1] == ["three", "3", "93.00 %", "± 3.61", "50.0 %", "55.0 %"]
-    assert rows[2] == ["one", "1", "88.89 %", "75.0 %", "0.0 %"]
+    assert rows[0] == ["run", "runs", "accuracy", "spread", "params", "MACs"]
+    assert rows[1] == ["three", "3", "93.00 %", "± 3.61", "-50.0 %", "-55.0 %"]
+    assert rows[2] == ["one", "1", "88.89 %", "-75.0 %", "-0.0 %"]
     assert rows[3] == ["none [yet]", "0"]
 
 

@@ -157,7 +157,11 @@ def sweep(
         raise typer.Exit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
-    console.print(sweep_table(results(planned)))
+    done = [job for job in planned if not codes[job.out]]  # a run that failed may hold the results of an earlier one
+    ends = results(done)
+    console.print(sweep_table({job.variant: ends.get(job.variant, []) for job in planned}))
+    if done:
+        console.print(f"a page of them:  paam report {out}/*/ -o report.html", highlight=False, soft_wrap=True)
     failed = [path.name for path, code in codes.items() if code]
     if failed:
         complain(f"{len(failed)} of {len(codes)} runs failed: {', '.join(failed)}; their .log files say why.")

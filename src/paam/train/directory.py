@@ -12,6 +12,7 @@ from typing import Any
 
 from paam.artifacts import PLAN_FILE, WEIGHTS_FILE
 from paam.errors import ArtifactError
+from paam.exporting import EXPORTS
 from paam.files import temporary_name, write_atomically
 from paam.progress import PROGRESS_FILE
 from paam.recipe import Recipe, recipe_to_toml
@@ -30,7 +31,7 @@ CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
 REPORT_FILE = "report.html"
 WRITTEN = (RECORD_FILE, RECIPE_FILE, DENSE_FILE, PLAN_FILE, WEIGHTS_FILE, REPORT_FILE, PROGRESS_FILE)
-OWN_FILES = {*WRITTEN, CHECKPOINTS, TENSORBOARD, LOCK_FILE}
+OWN_FILES = {*WRITTEN, *EXPORTS.values(), CHECKPOINTS, TENSORBOARD, LOCK_FILE}
 
 ENVIRONMENT = "environment."
 Changes = dict[str, list[Any]]
@@ -135,7 +136,8 @@ def clear(out: Path, recipe: Recipe) -> None:
     try:
         old = [out / name for name in WRITTEN]
         boards = (out / TENSORBOARD).glob("events.out.tfevents.*")
-        for path in (*old, *checkpoints(out / CHECKPOINTS), *boards):
+        exported = [out / name for name in EXPORTS.values()]  # of the network that is being replaced
+        for path in (*old, *exported, *checkpoints(out / CHECKPOINTS), *boards):
             path.unlink(missing_ok=True)
     except OSError as error:
         raise ArtifactError(f"The run directory {out} cannot be made: {error.strerror}.") from error

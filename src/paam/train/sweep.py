@@ -81,14 +81,14 @@ def run_jobs(jobs: Sequence[Job], at_once: int, say: Callable[[str], None]) -> d
                 if process.poll() is not None:
                     del running[job]
                     codes[job.out] = process.returncode
-                    how = "finished" if not process.returncode else f"failed ({process.returncode})"
-                    say(f"{how:9} {job.out.name}; see {job.out}.log")
+                    failed = f"; {_last_line(job)}" if process.returncode else ""
+                    say(f"{'failed' if failed else 'finished':9} {job.out.name}{failed}")
             with suppress(subprocess.TimeoutExpired):
                 for process in running.values():
                     process.wait(POLL_SECONDS)
     finally:
         for process in running.values():
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)  # SIGINT is ignored by what a script started with &
         for process in running.values():
             process.wait()
     return codes
@@ -105,6 +105,12 @@ def _start(job: Job) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # an interrupt is passed on once, by us
         )
+
+
+def _last_line(job: Job) -> str:
+    """What a failed run said last; its log has the rest."""
+    said = Path(f"{job.out}.log").read_text("utf-8", "replace").split("\n")
+    return next((line for line in reversed(said) if line.strip()), "it said nothing")
 
 
 def _log_of(job: Job) -> BinaryIO:
