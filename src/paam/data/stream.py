@@ -64,6 +64,10 @@ class ImageFiles:
                 raise DataError(block)
             yield block
 
+    def close(self) -> None:
+        """End the processes; the next block begins new ones. Left to the garbage collector, that takes seconds."""
+        self._loader = None
+
 
 def _next(blocks: Iterator[Tensor | str]) -> Tensor | str | None:
     """The next block; None behind the last."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -82,12 +82,12 @@ def run(
     with RunLock(out) as lock, _threads(recipe.train.threads):
         if (resume or overwrite) and out.is_dir():
             lock.take()
-        data = _load_data(recipe, seed)
-        pruner = _build_pruner(recipe, data, seed, device)
-        select(pruner.network, pruner.scores(), recipe.target)  # an impossible target must not cost a warm-up
-        lock.take()
-        check_directory(out, resume=resume, overwrite=overwrite)  # another process may have come and gone
-        return _run(recipe, out, data, pruner, seed, device, resume=resume, watch=watch, on_step=on_step, stop=stop)
+        with closing(_load_data(recipe, seed)) as data:
+            pruner = _build_pruner(recipe, data, seed, device)
+            select(pruner.network, pruner.scores(), recipe.target)  # an impossible target must not cost a warm-up
+            lock.take()
+            check_directory(out, resume=resume, overwrite=overwrite)  # another process may have come and gone
+            return _run(recipe, out, data, pruner, seed, device, resume=resume, watch=watch, on_step=on_step, stop=stop)
 
 
 def _run(
