@@ -441,6 +441,15 @@ def test_a_reader_that_goes_away_does_not_cost_the_run(here):
     assert read_record(here / "out" / "record.jsonl")[-1]["event"] == "end"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_behind_standard_output_does_not_cost_the_run(here):
+    command = [sys.executable, "-m", "paam", "prune", DIGITS, *QUICK, "--out=out"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=here, check=False)
+    assert b"Traceback" not in done.stderr
+    assert read_record(here / "out" / "record.jsonl")[-1]["event"] == "end"
+
+
 # ---------------------------------------------------------------- a loss that is lost
 
 

@@ -1,5 +1,8 @@
 """On a GPU: the fast engine does what the plain one does, step by step, and what the CPU does in float32.
 
+Training amplifies rounding: after a hundred steps even float32 differs in the second digit. So the yardstick is the
+plain run itself with noise of rounding's size on its images: another way to compute may differ from it by as much.
+
 Run by hand where there is a GPU: `python -m pytest -m gpu -s tests/test_gpu.py`; benchmarks/agreement.h200.txt holds
 such an output.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -30,8 +34,21 @@ STEPS = 24
 PHASES = ("warmup", "score", "weight", "finetune")
 
 
-def tracked(device: str, **train: Any) -> dict[str, list[float]]:
-    """Losses of every step of one epoch of each phase. Each phase starts from the same state, whatever the mode."""
+class Noisy(Normalization):
+    """Images times 1 + noise, of the size of one rounding."""
+
+    noise = 0.0
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        images = super().__call__(pixels)
+        generator = torch.Generator(images.device).manual_seed(1)
+        return images * (1 + self.noise * torch.randn(images.shape, generator=generator, device=images.device))
+
+
+def tracked(device: str, noise: float = 0.0, **train: Any) -> dict[str, list[float]]:
+    """Losses of every step of one epoch of each phase."""
+    normalize = Noisy((0.5,) * 3, (0.25,) * 3)
+    object.__setattr__(normalize, "noise", noise)
     recipe = recipe_from_tree(
         {
             "model": {"name": "resnet20"},
@@ -52,8 +69,8 @@ def tracked(device: str, **train: Any) -> dict[str, list[float]]:
     images += (labels * 20).to(torch.uint8)[:, None, None, None]  # something to learn
     batches = TrainingBatches(
         Split(images, labels),
-        Normalization((0.5,) * 3, (0.25,) * 3),
-        Augmentation(crop=4, flip=True, trivial=True, cutout=8, mixup=0.2),
+        normalize,
+        Augmentation(crop=4, flip=True, cutout=8, mixup=0.2),
         batch_size=64,
         classes=10,
         seed=0,
@@ -69,15 +86,12 @@ def tracked(device: str, **train: Any) -> dict[str, list[float]]:
     for epoch in range(recipe.schedule.total):
         phase = phase_at(recipe.schedule, epoch).name
         seen: list[Tensor] = []
-        check = engine._check
 
-        def watched(found: list[Tensor], *rest: Any, seen: list[Tensor] = seen, check: Any = check) -> None:
+        def watched(found: list[Tensor], *rest: Any, seen: list[Tensor] = seen) -> None:
             seen[:] = found
-            check(found, *rest)
 
-        engine._check = watched  # type: ignore[method-assign]
-        engine.run_epoch(epoch, None)
-        engine._check = check  # type: ignore[method-assign]
+        with mock.patch("paam.train.engine.check_losses", watched):
+            engine.run_epoch(epoch, None)
         losses[phase] = torch.stack(seen).tolist()
     return losses
 
@@ -96,6 +110,13 @@ def plain() -> dict[str, list[float]]:
     return tracked("cuda", capture=False, compile=False)
 
 
+@pytest.fixture(scope="module")
+def allowed(plain) -> dict[str, float]:
+    found = differences(plain, tracked("cuda", noise=2**-9, capture=False, compile=False))
+    show("bfloat16: plain against itself with noise", found)
+    return found
+
+
 @pytest.mark.parametrize(
     ("label", "train"),
     [
@@ -105,11 +126,10 @@ def plain() -> dict[str, list[float]]:
         ("captured, fine-tuned inside the dense network", {"capture": True, "compile": False, "masked": True}),
     ],
 )
-def test_fast_runs_agree_with_the_plain_one_within_bfloat16_noise(plain, label, train):
-    """bfloat16 has 8 bits: rounding in another order moves a loss by some 2 ** -8, and 24 steps amplify that."""
+def test_fast_runs_agree_with_the_plain_one_within_bfloat16_noise(plain, allowed, label, train):
     found = differences(plain, tracked("cuda", **train))
     show(f"bfloat16: plain against {label}", found)
-    assert max(found.values()) < 0.05
+    assert all(found[phase] < 3 * allowed[phase] for phase in PHASES)
 
 
 def test_the_gpu_does_what_the_cpu_does_in_float32():
@@ -119,9 +139,12 @@ def test_the_gpu_does_what_the_cpu_does_in_float32():
         gpu = tracked("cuda", bfloat16=False, capture=True, compile=False)
     finally:
         torch.backends.cudnn.conv.fp32_precision = allow
-    found = differences(tracked("cpu"), gpu)
+    cpu = tracked("cpu")
+    allowed = differences(cpu, tracked("cpu", noise=1e-6))
+    show("float32: CPU against itself with noise", allowed)
+    found = differences(cpu, gpu)
     show("float32: CPU against captured GPU", found)
-    assert max(found.values()) < 0.01
+    assert all(found[phase] < 3 * allowed[phase] for phase in PHASES)
 
 
 def test_batches_are_the_same_on_both_devices():

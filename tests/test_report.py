@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paam.errors import PaamError
+from paam.report.comparison import families
 from paam.report.facts import gather
 from paam.report.html import page, write_report
 from paam.report.scales import Axis, linear, logarithmic, round_steps
@@ -68,6 +69,37 @@ def tree(record, name: str = "run") -> Tree:
 @pytest.fixture(scope="module")
 def made() -> Tree:
     return tree(events())
+
+
+# ---------------------------------------------------------------- changed on the way
+
+
+def changed_record() -> list[dict]:
+    record = events()
+    place = next(number for number, event in enumerate(record) if event.get("phase") == "finetune")
+    section, key = next((s, k) for s, values in RECIPE.items() if isinstance(values, dict) for k in values)
+    changes = {f"{section}.{key}": [RECIPE[section][key], "<b>other</b>"], "environment.hardware": ["here", "there"]}
+    record.insert(place, {"event": "changed", "epoch": record[place]["epoch"], "step": 0, "changes": changes})
+    return record
+
+
+def test_what_was_changed_on_the_way_is_shown_and_in_force():
+    record = changed_record()
+    shown = tree(record)
+    change = next(event for event in record if event["event"] == "changed")
+    key = next(iter(change["changes"]))
+    lines = shown.find("ul", "changes")[0]["text"]
+    assert f"after epoch {change['epoch']}: {key} from {RECIPE[key.split('.')[0]][key.split('.')[1]]}" in lines
+    assert "to <b>other</b>" in lines
+    assert "environment.hardware from here to there" in lines
+    facts = gather("run", record)
+    assert facts.recipe[key.split(".")[0]][key.split(".")[1]] == "<b>other</b>"
+    assert not any("not known here" in problem for problem in facts.problems)
+
+
+def test_a_changed_run_is_no_seed_of_another_recipe():
+    runs = [gather(name, record) for name, record in (("a", events()), ("b", events()), ("c", changed_record()))]
+    assert [family.numbers for family in families(runs)] == [[1, 2], [3]]
 
 
 # ---------------------------------------------------------------- numbers

@@ -25,6 +25,7 @@ from paam.recipe import OptimizerSettings, Recipe, load_recipe
 from paam.record import read_record
 from paam.schedule import Schedule
 from paam.train.engine import Engine
+from paam.train.networks import Networks
 from paam.train.run import run
 
 DIGITS = "digits-resnet20-kq"
@@ -58,6 +59,7 @@ def small(num_classes: int = 10, in_channels: int = 1) -> Small:
 SCHEDULE = {"warmup": 2, "cycles": 2, "score": 2, "weight": 2, "finetune": 2, "control": True}
 EPOCHS = 2 + 2 * (2 * (2 + 2) + 2)
 # Phase of each epoch, written out.
+FIRST_FINETUNE = 10
 PHASES = ["warmup"] * 2 + (["score"] * 2 + ["weight"] * 2) * 2 + ["finetune"] * 2 + ["control"] * 10
 
 
@@ -271,6 +273,82 @@ def test_a_resumed_run_tells_its_record_again_and_what_follows(tmp_path):
     before = [event for event in events if event.get("epoch", 99) < 6 or event["event"] == "start"]
     assert seen == [{"event": "resumed", "epoch": 6, "step": 0, "passed_over": [], "told": len(before)}, *events]
     assert events[: len(before)] == before
+
+
+def test_a_run_goes_on_elsewhere_and_its_record_says_where(tmp_path, whole, monkeypatch):
+    """Another machine, another place of the run: the same bits, and the latency is not credited to the first one."""
+    out = tmp_path / "run"
+    with pytest.raises(Killed):
+        run(short(), out, device="cpu", watch=killer("epoch", 6))
+    shutil.move(out, tmp_path / "elsewhere")
+    monkeypatch.setattr(
+        "paam.train.run.environment", lambda device: {"hardware": "another", "torch": torch.__version__}
+    )
+    events = run(short(), tmp_path / "elsewhere", device="cpu", resume=True)
+    assert_same_weights(tmp_path / "elsewhere", whole)
+    changed = [event for event in events if event["event"] == "changed"]
+    assert [event["changes"] for event in changed] == [{"environment.hardware": [events[0]["hardware"], "another"]}]
+    assert changed[0]["epoch"] == 6
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_started_over(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(Killed):
+        run(short(), out, device="cpu", watch=killer("epoch", 6))
+    shutil.rmtree(out / "checkpoints")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "lock"}
+    with pytest.raises(ArtifactError, match="checkpoints of the run.*are gone.*--overwrite"):
+        run(short(), out, device="cpu", resume=True)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_run_goes_on_without_the_weights_it_began_with(tmp_path):
+    first = tmp_path / "first"
+    run(short(), first, device="cpu")
+    shutil.copy(first / "dense.safetensors", tmp_path / "start.safetensors")
+    second = short(model__weights=str(tmp_path / "start.safetensors"), schedule__warmup=0)
+    with pytest.raises(Killed):
+        run(second, tmp_path / "second", device="cpu", watch=killer("epoch", 3))
+    (tmp_path / "start.safetensors").rename(tmp_path / "moved.safetensors")
+    assert run(second, tmp_path / "second", device="cpu", resume=True)[-1]["event"] == "end"
+
+
+@pytest.mark.parametrize("scorer", ["kq", "random"])
+def test_parameters_stay_where_a_captured_evaluation_would_read_them(tmp_path, monkeypatch, scorer):
+    """A graph that was captured in a phase's first evaluation must still read the network's memory at its end."""
+    places: dict[str, set[tuple[int, ...]]] = {}
+
+    def watched(self, model, phase):
+        places.setdefault(phase, set()).add(tuple(p.data_ptr() for p in model.parameters()))
+        return 50.0
+
+    monkeypatch.setattr("paam.train.evaluation.Monitor.__call__", watched)
+    fixed = {"schedule__score": 0} if scorer == "random" else {}
+    run(short(prune__scorer=scorer, schedule__warmup=0, **fixed), tmp_path / "run", device="cpu")
+    assert set(places) == {"weight", "finetune", "control"} | ({"score"} if scorer == "kq" else set())
+    assert {phase: len(found) for phase, found in places.items()} == dict.fromkeys(places, 1)
+    assert len(set.union(*(places[phase] for phase in places if phase in ("score", "weight")))) == 1
+
+
+@pytest.mark.parametrize(("begun", "goes_on"), [(True, False), (False, True)])
+@pytest.mark.parametrize("epoch", [FIRST_FINETUNE, FIRST_FINETUNE + 1, FIRST_FINETUNE + 2])
+def test_a_fine_tune_goes_on_as_it_was_begun(tmp_path, monkeypatch, begun, goes_on, epoch):
+    """Inside the gated network (as on a GPU) or cut out of it; killed in its middle and at its end."""
+
+    class Masked(Networks):
+        wanted = begun
+
+        def __init__(self, pruner, **options):
+            super().__init__(pruner, **{**options, "masked": Masked.wanted})
+
+    monkeypatch.setattr("paam.train.engine.Networks", Masked)
+    run(short(), tmp_path / "whole", device="cpu")
+    with pytest.raises(Killed):
+        run(short(), tmp_path / "run", device="cpu", watch=killer("epoch", epoch))
+    # Killed at the event of its first epoch, a fine-tune has no checkpoint yet: it is not begun.
+    Masked.wanted = goes_on if epoch > FIRST_FINETUNE else begun
+    run(short(), tmp_path / "run", device="cpu", resume=True)
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
 
 
 # ---------------------------------------------------------------- what a run leaves behind

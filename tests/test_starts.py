@@ -11,14 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import paam.train.run
+import paam.train.device
 from paam.data import load_data
 from paam.errors import ArtifactError, DeviceError, RecipeError
 from paam.record import of_kind, read_record
 from paam.report.html import write_report
 from paam.train.batches import EvaluationBatches, Normalization
+from paam.train.device import find_device
 from paam.train.evaluation import accuracy
-from paam.train.run import find_device, load_weights, run
+from paam.train.run import run
+from paam.train.weights import load_weights
 from test_runs import short, small
 
 FIXED = {"schedule__score": 0, "schedule__control": False}
@@ -160,17 +162,17 @@ def test_random_filters_stay_chosen_over_cycles_and_a_resume(tmp_path):
 # ---------------------------------------------------------------- devices
 
 
-def refusing(monkeypatch, message: str, gpus: int = 2) -> None:
-    """As a GPU that another process holds in exclusive mode: it is there, and refuses."""
+def with_gpus(monkeypatch, message: str | None, gpus: int = 2) -> None:
+    """As on a machine with GPUs; with a message they refuse, as one does that another process holds for itself."""
 
     def ones(*size: int, device: str) -> Tensor:
-        if device == "cpu":
+        if device == "cpu" or message is None:
             return torch.zeros(1) + 1
         raise getattr(torch, "AcceleratorError", RuntimeError)(message)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(paam.train.run.torch, "ones", ones)
+    monkeypatch.setattr(paam.train.device.torch, "ones", ones)
 
 
 BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nSearch elsewhere.\nCUDA kernel errors might.\n"
@@ -179,7 +181,7 @@ BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nSearch el
 @pytest.mark.parametrize(("name", "meant"), [("auto", "cuda"), ("cuda", "cuda"), ("cuda:1", "cuda:1")])
 def test_a_gpu_that_cannot_be_used_is_refused_in_one_sentence(monkeypatch, name, meant):
     """Also by auto: days on a CPU are not what anyone meant who has a GPU."""
-    refusing(monkeypatch, BUSY)
+    with_gpus(monkeypatch, BUSY)
     with pytest.raises(DeviceError) as caught:
         find_device(name)
     message = str(caught.value)
@@ -190,10 +192,24 @@ def test_a_gpu_that_cannot_be_used_is_refused_in_one_sentence(monkeypatch, name,
 
 
 def test_a_gpu_that_is_not_there_is_refused_with_what_is(monkeypatch):
-    refusing(monkeypatch, "CUDA error: invalid device ordinal")
+    with_gpus(monkeypatch, "CUDA error: invalid device ordinal")
     with pytest.raises(DeviceError, match=r"'cuda:7' is not there; this machine has: cpu, cuda \(0 to 1\)\.$"):
         find_device("cuda:7")
-    refusing(monkeypatch, "no NVIDIA driver", gpus=0)
+    with_gpus(monkeypatch, "no NVIDIA driver", gpus=0)
     with pytest.raises(DeviceError, match=r"'cuda' is not there; this machine has: cpu\.$"):
         find_device("cuda")
     assert find_device("auto") == "cpu"
+
+
+def test_a_gpu_with_a_number_becomes_the_current_one(monkeypatch):
+    """torch itself refuses to make "cuda" the current device: without a number there is nothing to choose."""
+    with_gpus(monkeypatch, None)
+    current = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert [find_device(name) for name in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
+    assert current == []
+    assert find_device("cuda:1") == "cuda:1"
+    assert current == ["cuda:1"]
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="specified index"):
+        torch.cuda.set_device("cuda")

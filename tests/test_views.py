@@ -388,7 +388,9 @@ def allowed(damage: object, path: tuple[str, ...], value: object) -> bool:
         return path[-1] in {"loss", "lr", "seconds", "accuracy", "kept_params", "kept_macs", "low", "high", "threshold"}
     if isinstance(damage, dict):
         return path[-1] in ("schedule", "groups")
-    return (damage is None and path == ("accuracy",)) or (isinstance(damage, str) and isinstance(value, str))
+    return (damage is None and path in (("accuracy",), ("threshold",))) or (
+        isinstance(damage, str) and isinstance(value, str)
+    )
 
 
 NEEDED = [(kind, path) for kind, needed in KINDS.items() for path in leaves(needed)]

@@ -22,8 +22,8 @@ from paam.plan import LARGEST_INPUT
 from paam.record import environment
 from paam.report.tables import comparison_table, inspection_table
 from paam.speed import compare
+from paam.train.device import find_device
 from paam.train.opened import OpenedRun, open_run
-from paam.train.run import find_device
 
 
 @app.command(

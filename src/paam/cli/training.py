@@ -6,6 +6,7 @@ import contextlib
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,8 +29,9 @@ from paam.report.tables import sweep_table
 from paam.report.tensorboard import TensorBoardView
 from paam.report.views import choose_view
 from paam.train.checkpoint import checkpoints
+from paam.train.device import find_device, usual_device
 from paam.train.directory import CHECKPOINTS, REPORT_FILE, TENSORBOARD
-from paam.train.run import find_device, run, usual_device
+from paam.train.run import run
 from paam.train.sweep import jobs_of, results, run_jobs, shared_gpu
 
 DEMO_RECIPE = "digits-resnet20-kq"
@@ -219,7 +221,8 @@ def _prune(
                     tell(event)
 
             stopping = views.enter_context(Stopping(asked, at_once))
-            events = run(loaded, out, seed=seed, watch=watch, on_step=view.step, stop=stopping.asked, **options)
+            options |= {"seed": seed, "command": _command(sys.argv[1:]), "watch": watch, "on_step": view.step}
+            events = run(loaded, out, stop=stopping.asked, **options)
     except StoppedError as stopped:
         complain(f"{stopped} Go on with:  {resuming}")
         raise typer.Exit(stopping.exit_code) from None
@@ -242,8 +245,12 @@ def _resuming(recipe: str, out: Path, seed: int) -> str:
     given = sys.argv[1:]
     if given[:1] != ["prune"]:
         given = ["prune", recipe, "--device", "cpu", "--seed", str(seed), "--out", str(out)]
-    given = [word for word in given if word not in ("--resume", "--overwrite")]
-    return shlex.join(["paam", *given, "--resume"])
+    return f"{_command(given)} --resume"
+
+
+def _command(given: Sequence[str]) -> str:
+    """What starts the run again, from the command line that was given."""
+    return shlex.join(["paam", *(word for word in given if word not in ("--resume", "--overwrite"))])
 
 
 def _holds_demo(out: Path) -> bool:

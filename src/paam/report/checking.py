@@ -36,8 +36,8 @@ def text(value: Any) -> bool:
 
 
 def threshold(value: Any) -> bool:
-    """Where nothing is kept, or everything, it may be infinite."""
-    return number(value) or (isinstance(value, float) and math.isinf(value))
+    """Where nothing is kept, or everything, it may be infinite; None where no score decided between groups."""
+    return maybe_number(value) or (isinstance(value, float) and math.isinf(value))
 
 
 def maybe_number(value: Any) -> bool:

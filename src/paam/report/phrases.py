@@ -85,8 +85,9 @@ def told_lines(event: Event) -> list[str]:
 
 def selection_line(event: Event) -> str:
     kept, width = filters(event)
+    theta = "" if event["threshold"] is None else f" (scores from {event['threshold']:.3f})"
     return (
-        f"cycle {event['cycle']}: {kept} of {width} filters stay (scores from {event['threshold']:.3f}),"
+        f"cycle {event['cycle']}: {kept} of {width} filters stay{theta},"
         f" {100 * event['kept_macs']:.1f} % of MACs, {100 * event['kept_params']:.1f} % of parameters"
     )
 

@@ -112,11 +112,11 @@ class QuietView(JsonView):
 
 
 def put(line: str) -> bool:
-    """A line on standard output; False when nobody reads it any more (``| head``): it must not cost a run of hours."""
+    """A line on standard output; False when it goes nowhere any more (``| head``), which must not cost a long run."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
         print(line.encode(encoding, "replace").decode(encoding), flush=True)  # noqa: T201 - this is what it is for
-    except BrokenPipeError:
+    except OSError:  # the same for a full disk behind it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return False
     except RuntimeError:  # a signal handler spoke in the middle of another line: that one goes first

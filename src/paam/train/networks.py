@@ -27,6 +27,9 @@ class Networks:
         self.dense_state: dict[str, Tensor] = {}
         self._flats: dict[str, FlatParameters] = {}
         self._rounded: dict[str, RoundedWeights | None] = {}
+        # At once: a step or an evaluation that is captured later must find parameters where they will stay.
+        for kind in ("gated", "scorers") if pruner.scorer_parameters() else ("gated",):
+            self._flat(kind)
 
     def of(self, phase: PhaseName) -> nn.Module:
         """The network that a phase trains or scores."""

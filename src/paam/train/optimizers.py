@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paam.recipe import OptimizerSettings
+from paam.settings import OptimizerSettings
 from paam.train.flat import FlatParameters
 
 ONCE_PER_BLOCK = ("step",)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paam.recipe import DistillSettings, TrainSettings
+from paam.settings import DistillSettings, TrainSettings
 from paam.train.capture import CapturedStep, Step
 from paam.train.flat import FlatParameters, RoundedWeights
 
