@@ -157,7 +157,9 @@ def test_a_run_from_files_gives_the_weights_of_one_from_memory(folder, tmp_path,
         ("files", ["--set", "data.memory=0", "--set", "data.workers=0"]),
         ("readers", ["--set", "data.memory=0", "--set", "data.workers=2"]),
     ):
+        before = multiprocessing.active_children()
         assert prune(monkeypatch, capsys, "own.toml", f"--out={out}", "--device=cpu", *settings) == (0, "")
+        assert multiprocessing.active_children() == before  # readers do not outlive their run
     sys.modules.pop("streamed_net")
     told = story(read_record(tmp_path / "memory" / "record.jsonl"))
     for out in ("files", "readers"):

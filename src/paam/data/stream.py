@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import torch
@@ -54,7 +56,7 @@ class ImageFiles:
                 prefetch_factor=AHEAD if self.workers else None,
                 persistent_workers=bool(self.workers),
                 pin_memory=torch.cuda.is_available(),
-                multiprocessing_context="forkserver" if self.workers else None,
+                multiprocessing_context=_processes() if self.workers else None,
                 generator=torch.Generator(),  # of its own: a loader that draws from torch's moves what dropout sees
                 worker_init_fn=_ignore_interrupts,
             )
@@ -63,6 +65,17 @@ class ImageFiles:
             if isinstance(block, str):
                 raise DataError(block)
             yield block
+
+    def close(self) -> None:
+        """End the processes; the next block begins new ones. Left to the garbage collector, that takes seconds."""
+        self._loader = None
+
+
+def _processes() -> BaseContext:
+    """Readers are forked from a server that has imported what they need, once for all of them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "paam.data.folder"])
+    return context
 
 
 def _next(blocks: Iterator[Tensor | str]) -> Tensor | str | None:

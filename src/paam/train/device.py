@@ -21,9 +21,9 @@ def find_device(name: str) -> str:
     """A device that can be used, made the current one; "auto" takes a GPU when there is one."""
     device = usual_device(name)
     try:
-        if device.startswith("cuda"):
-            torch.cuda.set_device(device)  # streams and graphs belong to the current one
         torch.ones(1, device=device).item()  # "meta" holds no values to train
+        if device.startswith("cuda:"):  # without a number it is the current one
+            torch.cuda.set_device(device)  # streams and graphs belong to the current one
     except (RuntimeError, AssertionError) as error:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if gpus and device in ("cuda", *(f"cuda:{number}" for number in range(gpus))):

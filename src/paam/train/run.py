@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -77,26 +78,26 @@ def run(
     with RunLock(out) as lock, threads(recipe.train.threads):
         if (resume or overwrite) and out.is_dir():
             lock.take()
-        data = _load_data(recipe, seed)
-        fresh = not (resume and checkpoints(out / CHECKPOINTS))
-        pruner = _build_pruner(recipe, data, seed, device, fresh=fresh)
-        if fresh:
-            select(pruner.network, pruner.scores(), recipe.target)  # an impossible target must not cost a warm-up
-        lock.take()
-        check_directory(out, resume=resume, overwrite=overwrite)  # another process may have come and gone
-        return _run(
-            recipe,
-            out,
-            data,
-            pruner,
-            seed,
-            device,
-            resume=resume,
-            command=command,
-            watch=watch,
-            on_step=on_step,
-            stop=stop,
-        )
+        with closing(_load_data(recipe, seed)) as data:
+            fresh = not (resume and checkpoints(out / CHECKPOINTS))
+            pruner = _build_pruner(recipe, data, seed, device, fresh=fresh)
+            if fresh:
+                select(pruner.network, pruner.scores(), recipe.target)  # an impossible target must not cost a warm-up
+            lock.take()
+            check_directory(out, resume=resume, overwrite=overwrite)  # another process may have come and gone
+            return _run(
+                recipe,
+                out,
+                data,
+                pruner,
+                seed,
+                device,
+                resume=resume,
+                command=command,
+                watch=watch,
+                on_step=on_step,
+                stop=stop,
+            )
 
 
 def _run(
