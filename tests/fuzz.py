@@ -204,7 +204,7 @@ def dense_weights() -> Attempt:
             path.write_bytes(safetensors.torch.save({**trained, rng.choice([*trained, "x"]): rng.choice(odd)}))
         else:
             path.write_bytes(damaged(content, rng))
-        load_weights(network(), path)
+        load_weights(network(), path, "model.weights")
 
     return attempt
 

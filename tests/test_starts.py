@@ -19,6 +19,7 @@ from paam.report.html import write_report
 from paam.train.batches import EvaluationBatches, Normalization
 from paam.train.device import find_device
 from paam.train.evaluation import accuracy
+from paam.train.networks import Networks
 from paam.train.run import run
 from paam.train.weights import load_weights
 from test_runs import short, small
@@ -41,7 +42,7 @@ def test_the_dense_weights_of_a_run_start_another_with_the_same_accuracy(warm, t
     dense = warm / "dense.safetensors"
     last = [e for e in of_kind(read_record(warm / "record.jsonl"), "epoch") if e["phase"] == "warmup"][-1]
     model = small()
-    load_weights(model, dense)
+    load_weights(model, dense, "model.weights")
     for name, value in load_file(dense).items():
         assert torch.equal(model.state_dict()[name], value), name
     data = load_data("digits", holdout=0.1, seed=0)
@@ -89,7 +90,7 @@ def test_weights_in_another_precision_are_taken_up(warm, tmp_path):
     tensors = load_file(warm / "dense.safetensors")
     save_file({name: v.double() if v.is_floating_point() else v.int() for name, v in tensors.items()}, path)
     model = small()
-    load_weights(model, path)
+    load_weights(model, path, "model.weights")
     for name, value in model.state_dict().items():
         assert value.dtype == tensors[name].dtype
         assert torch.equal(value, tensors[name])
@@ -213,3 +214,27 @@ def test_a_gpu_with_a_number_becomes_the_current_one(monkeypatch):
     monkeypatch.undo()
     with pytest.raises(ValueError, match="specified index"):
         torch.cuda.set_device("cuda")
+
+
+# ---------------------------------------------------------------- a teacher of one's own
+
+
+def test_a_teacher_of_ones_own_teaches(warm, tmp_path, monkeypatch):
+    """The weights in the file are those of the teacher; the network itself begins at random."""
+    taught = []
+    make = Networks.teacher
+
+    def watched(self):
+        taught.append(make(self))
+        return taught[-1]
+
+    monkeypatch.setattr(Networks, "teacher", watched)
+    short_cut = {"schedule__warmup": 0, "schedule__cycles": 1, "schedule__control": False, "distill__weight": 0.5}
+    run(short(distill__teacher=str(warm / "dense.safetensors"), **short_cut), tmp_path / "run", device="cpu")
+    stored = load_file(warm / "dense.safetensors")
+    assert taught
+    for teacher in taught:
+        assert all(torch.equal(value, stored[name]) for name, value in teacher.state_dict().items())
+    with pytest.raises(ArtifactError, match="distill.teacher = nowhere cannot be taken up"):
+        run(short(distill__teacher="nowhere", **short_cut), tmp_path / "other", device="cpu")
+    assert not (tmp_path / "other" / "record.jsonl").exists()

@@ -79,13 +79,15 @@ class OptimizerSettings:
 
 @dataclass(frozen=True)
 class DistillSettings:
-    """The network as it was after warm-up (or as it came) as a teacher of weight phases, fine-tune and dense control.
+    """The dense network as a teacher of weight phases, fine-tune and dense control.
 
     ``weight``: share of the loss, 0 to 1, that is the divergence from its answers, softened by ``temperature``.
+    ``teacher``: a safetensors file of its weights; if not given it is the network as warm-up left it, or as it came.
     """
 
     weight: float = 0.0
     temperature: float = 4.0
+    teacher: str | None = None
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def write_recipe(out: Path, recipe: Recipe) -> None:
 def portable(recipe: Recipe) -> dict[str, Any]:
     """The recipe as plain data, without where files lie that a begun run needs no more, or finds elsewhere."""
     tree: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
-    del tree["data"]["directory"], tree["data"]["workers"], tree["model"]["weights"]
+    del tree["data"]["directory"], tree["data"]["workers"], tree["model"]["weights"], tree["distill"]["teacher"]
     return tree
 
 

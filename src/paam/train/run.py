@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
@@ -143,6 +144,10 @@ def _run(
         capture=on_gpu and recipe.train.capture,
     )
     engine = Engine(pruner, recipe, batches, seed=seed, emit=emit)
+    if recipe.distill.teacher is not None and recipe.distill.weight:
+        teacher = copy.deepcopy(pruner.network.traced.model)
+        load_weights(teacher, Path(recipe.distill.teacher), "distill.teacher")
+        engine.networks.teacher_state = teacher.state_dict()
     engine.on_step, engine.stop = step_done, stop
     saved, passed_over = read_newest_checkpoint(out / CHECKPOINTS) if resume else (None, [])
     if saved is None:
@@ -248,7 +253,7 @@ def _build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str, *, fres
     channels = data.train.images.shape[1]
     model = build_model(recipe.model.name, num_classes=len(data.classes), in_channels=channels).to(device)
     if fresh and recipe.model.weights is not None:
-        load_weights(model, Path(recipe.model.weights))
+        load_weights(model, Path(recipe.model.weights), "model.weights")
     if device.startswith("cuda"):
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         torch.backends.cudnn.benchmark = True

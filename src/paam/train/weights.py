@@ -18,15 +18,15 @@ def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     write_atomically(path, safetensors.torch.save(plain))
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Take up the weights of a dense network; a file that does not fit is refused with what differs."""
+def load_weights(model: nn.Module, path: Path, key: str) -> None:
+    """Take up the weights of a dense network that a ``key`` of the recipe names; what does not fit is refused."""
     try:
         with safe_open(path, framework="pt") as file:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         _check_kinds(model, stored)
         model.load_state_dict(stored)
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
-        raise ArtifactError(f"model.weights = {path} cannot be taken up: {one_line(error)}.") from error
+        raise ArtifactError(f"{key} = {path} cannot be taken up: {one_line(error)}.") from error
 
 
 def _check_kinds(model: nn.Module, stored: dict[str, Tensor]) -> None:
