@@ -49,7 +49,8 @@ def stages(facts: Facts) -> list[Stage]:
             before = found[-1].accuracy if found else None
             found.append(Stage(label, short, kind, accuracy, kept, None if before is None else accuracy - before))
     if (control := ends.get(("control", 0))) and control.accuracy is not None:
-        found.append(Stage("dense control", "dense", "control", control.accuracy, 1.0, None))
+        going_on = "" if facts.finished else " (so far)"
+        found.append(Stage(f"dense control{going_on}", "dense", "control", control.accuracy, 1.0, None))
     return found
 
 
