@@ -247,6 +247,13 @@ def test_stages_say_what_each_cost(made):
     ]
 
 
+def test_the_dense_control_has_a_label_under_its_point(made):
+    ticks = {e["text"]: e["attrs"]["style"] for e in made.find("span") if {"stages", "x-ticks"} <= set(e["within"])}
+    assert list(ticks) == ["warm-up", "1", "2", "tuned", "dense"]
+    (control,) = (e for e in made.find("i", "mark") if "stages" in e["within"] and "control" in e["attrs"]["class"])
+    assert control["attrs"]["style"].startswith(f"{ticks['dense']};")
+
+
 def test_an_older_record_without_the_cost_of_a_cut_says_so():
     record = events()
     for event in record:

@@ -202,10 +202,11 @@ def plane(found: Sequence[Family]) -> Plot | None:
 
 
 def _clear(marks: list[Mark]) -> list[Mark]:
-    """Labels on the side that has room, moved down where they would cover another."""
+    """Labels on the side that has room, moved down where they would cover another, and up from the axis."""
     placed: list[tuple[float, float, float]] = []  # left, right, top of a label
-    moved = []
-    for mark in sorted(marks, key=lambda m: (m.top, m.left)):
+    ordered = sorted(marks, key=lambda m: (m.top, m.left))
+    sides = []
+    for mark in ordered:
         length = LETTER * len(f"{mark.label} {mark.name}") + 2
         before = mark.left + length > 100
         left, right = (mark.left - length, mark.left) if before else (mark.left, mark.left + length)
@@ -214,5 +215,15 @@ def _clear(marks: list[Mark]) -> list[Mark]:
             if left < other_right and other_left < right and abs(taken - top) < LINE:
                 top = taken + LINE
         placed.append((left, right, top))
-        moved.append(replace(mark, before=before, shift=round(top - mark.top, 2)))
-    return moved
+        sides.append(before)
+    settled: dict[int, tuple[float, float, float]] = {}
+    for place in sorted(range(len(placed)), key=lambda place: -placed[place][2]):  # the lowest first
+        left, right, top = placed[place]
+        below = [
+            taken for other_left, other_right, taken in settled.values() if left < other_right and other_left < right
+        ]
+        settled[place] = (left, right, min([top, 100 - LINE, *(taken - LINE for taken in below)]))
+    return [
+        replace(mark, before=sides[place], shift=round(settled[place][2] - mark.top, 2))
+        for place, mark in enumerate(ordered)
+    ]
