@@ -320,7 +320,12 @@ def test_the_swatches_of_the_phases_can_be_seen_and_told_apart(chromium, reports
         edge, ground = luminance(picture.getpixel((2, middle))), luminance(paper)
         assert (max(edge, ground) + 0.05) / (min(edge, ground) + 0.05) >= 3  # WCAG's least for what is no text
         inner = [picture.getpixel((x, middle)) for x in range(8, picture.width - 8)]
-        fills[phase] = tuple(sum(pixel[i] for pixel in inner) / len(inner) for i in range(3))
+        greens = [pixel[1] for pixel in inner]
+        if phase == "control":
+            assert max(greens) - min(greens) >= 40  # stripes
+        else:
+            assert max(greens) - min(greens) <= 2
+            fills[phase] = inner[0]
     for one in fills:
         for other in fills:
             if one < other:
