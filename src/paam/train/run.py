@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paam.data import Dataset, load_data
-from paam.errors import ArtifactError, DivergedError, RecipeError, StoppedError, one_line
+from paam.errors import ArtifactError, DivergedError, PaamError, RecipeError, StoppedError, one_line
 from paam.models import build_model
 from paam.progress import PROGRESS_FILE, ProgressFile
 from paam.pruner import Pruner
@@ -165,7 +166,7 @@ def _run(
             write_recipe(out, recipe)
         if changes := changes | find_moves(kept, {**environment(device), "device": device}):
             emit({"event": "changed", "epoch": first, "step": step, "changes": changes})
-    with CheckpointWriter(out / CHECKPOINTS, before=writer.flush) as saver:
+    with _failure_told(emit, progress), CheckpointWriter(out / CHECKPOINTS, before=writer.flush) as saver:
         for epoch in range(first, recipe.schedule.total):
             try:
                 finished = engine.run_epoch(epoch, monitor)
@@ -188,8 +189,22 @@ def _run(
                 )
         saver.finish()
     test = EvaluationBatches(data.test, normalize, device=device)
-    finish(engine, test, example(data, device, LATENCY_BATCH), out, emit)
+    with _failure_told(emit, progress):
+        finish(engine, test, example(data, device, LATENCY_BATCH), out, emit)
     return read_record(out / RECORD_FILE)
+
+
+@contextlib.contextmanager
+def _failure_told(emit: Callable[[Event], None], progress: ProgressFile) -> Iterator[None]:
+    """An error that ends training is the record's last event; a resumed run cuts it off with what its epoch wrote."""
+    try:
+        yield
+    except StoppedError:
+        raise
+    except PaamError as error:
+        with contextlib.suppress(PaamError):  # it may be the record that cannot be written
+            emit({"event": "failed", "epoch": progress.clock.epoch, "reason": str(error)})
+        raise
 
 
 def _is_due(recipe: Recipe, following: int) -> bool:
