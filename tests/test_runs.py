@@ -19,10 +19,11 @@ from torch import Tensor, nn
 import paam
 import paam.cli
 from paam.data import load_data
-from paam.errors import ArtifactError, DivergedError
+from paam.errors import ArtifactError, DataError, DivergedError, StoppedError
 from paam.models import resnet20
 from paam.recipe import OptimizerSettings, Recipe, load_recipe
 from paam.record import read_record
+from paam.report.facts import gather
 from paam.schedule import Schedule
 from paam.train.engine import Engine
 from paam.train.networks import Networks
@@ -263,6 +264,39 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_kept(tmp_path):
     with pytest.raises(ArtifactError, match="--overwrite"):
         run(short(), out, device="cpu", resume=True)
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+
+
+def test_an_error_that_ends_a_run_is_the_last_event_until_it_is_resumed(tmp_path, whole):
+    def fail(event: dict) -> None:
+        if event["event"] == "epoch" and event["epoch"] == 5:
+            raise DataError("The image cat.png has gone.")
+
+    with pytest.raises(DataError, match="cat.png"):
+        run(short(), tmp_path, device="cpu", watch=fail, overwrite=True)
+    last = {"event": "failed", "epoch": 6, "reason": "The image cat.png has gone."}
+    assert read_record(tmp_path / "record.jsonl")[-1] == last
+    assert "The run failed: The image cat.png has gone." in gather("x", read_record(tmp_path / "record.jsonl")).problems
+    told: list[dict] = []
+    events = run(short(), tmp_path, device="cpu", watch=told.append, resume=True)
+    assert last not in [*events, *told]
+    assert story(events) == story(read_record(whole / "record.jsonl"))
+    assert_same_weights(tmp_path, whole)
+
+
+def test_an_error_while_the_result_is_measured_is_recorded_and_a_stop_is_none(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    with pytest.raises(StoppedError):
+        run(short(), out, device="cpu", stop=lambda: True)
+    assert "failed" not in [event["event"] for event in read_record(out / "record.jsonl")]
+
+    def refused(*arguments: object) -> None:
+        raise ArtifactError("No room for the plan.")
+
+    monkeypatch.setattr(paam.train.run, "finish", refused)
+    with pytest.raises(ArtifactError):
+        run(short(), out, device="cpu", resume=True)
+    last = {"event": "failed", "epoch": EPOCHS, "reason": "No room for the plan."}
+    assert read_record(out / "record.jsonl")[-1] == last
 
 
 def test_a_resumed_run_tells_its_record_again_and_what_follows(tmp_path):

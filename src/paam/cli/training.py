@@ -23,7 +23,7 @@ from paam.recipe import load_recipe, parse_override, shipped_recipes
 from paam.record import RECORD_FILE, Event, of_kind, read_record
 from paam.report.html import write_report
 from paam.report.phrases import result_line
-from paam.report.plain import put
+from paam.report.plain import put, show
 from paam.report.summary import summary
 from paam.report.tables import sweep_table
 from paam.report.tensorboard import TensorBoardView
@@ -49,15 +49,21 @@ def _share(of: str) -> Any:
 
 @app.command(epilog="Example:  paam demo")
 def demo(
-    out: Annotated[Path, typer.Option(help="Run directory; an earlier demo in it is replaced.")] = Path("runs/demo"),
+    out: Annotated[
+        Path, typer.Option(help="Run directory; an earlier demo in it is replaced, unless --resume is given.")
+    ] = Path("runs/demo"),
     seed: Seed = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the demo in --out.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
     tensorboard: Board = False,
 ) -> None:
     """Prune ResNet-20 to half of its MACs on the embedded digits, from random init, in under two minutes."""
-    if out.is_dir() and any(out.iterdir()) and not _holds_demo(out):
+    if out.is_dir() and any(out.iterdir()) and not _demo_in(out):
         raise ArtifactError(f"The directory {out} holds something else than an earlier demo; choose another --out.")
+    earlier = _demo_in(out)
+    if earlier and not resume and not of_kind(earlier, "end"):
+        complain(f"The demo in {out} was not finished and is begun anew; --resume would go on with it.")
     _prune(
         DEMO_RECIPE,
         {},
@@ -66,8 +72,8 @@ def demo(
         device="cpu",
         shown={"quiet": quiet, "as_json": as_json},
         tensorboard=tensorboard,
-        resume=False,
-        overwrite=_holds_demo(out),
+        resume=resume,
+        overwrite=bool(earlier) and not resume,
     )
 
 
@@ -201,14 +207,15 @@ def _prune(
 ) -> None:
     """Run a recipe in front of the user."""
     loaded = load_recipe(recipe, overrides)
-    resuming = _resuming(recipe, out, seed)
+    resuming = f"{_command(sys.argv[1:])} --resume"
     try:
         with contextlib.ExitStack() as views:
             boards = [views.enter_context(TensorBoardView(out / TENSORBOARD))] if tensorboard else []
             view = views.enter_context(choose_view("Ctrl-C stops; --resume goes on", **shown))
 
             def asked() -> None:
-                view.warn("stopping behind this step; Ctrl-C once more stops at once, without saving")
+                again = "Ctrl-C once more" if stopping.received == signal.SIGINT else "a second signal"
+                view.warn(f"stopping behind this step; {again} stops at once, without saving")
 
             def at_once() -> None:
                 view.close()
@@ -230,26 +237,23 @@ def _prune(
     except StoppedError as stopped:
         complain(f"{stopped} Go on with:  {resuming}")
         raise typer.Exit(stopping.exit_code) from None
-    if shown["as_json"]:
-        return
-    if shown["quiet"]:
-        put(f"{result_line(of_kind(events, 'start')[0], of_kind(events, 'end')[0])}; {out}")
-        return
-    console = Console()
-    console.print(summary(events))
-    console.print(f"\nartifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors", highlight=False)
     record, page = out / RECORD_FILE, out / REPORT_FILE
-    if not page.exists() or page.stat().st_mtime < record.stat().st_mtime:
-        write_report([record], page)
-    console.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)
+    try:
+        if not page.exists() or page.stat().st_mtime < record.stat().st_mtime:
+            write_report([record], page)
+    finally:  # a page that cannot be written must not cost the result, nor the other way round
+        if not view.heard or not _tell_result(events, out, **shown):
+            complain(f"The run in {out} is finished, but standard output could not be written.")
 
 
-def _resuming(recipe: str, out: Path, seed: int) -> str:
-    """The command that goes on with a run."""
-    given = sys.argv[1:]
-    if given[:1] != ["prune"]:
-        given = ["prune", recipe, "--device", "cpu", "--seed", str(seed), "--out", str(out)]
-    return f"{_command(given)} --resume"
+def _tell_result(events: list[Event], out: Path, *, quiet: bool, as_json: bool) -> bool:
+    """The end of what a finished run prints; False when nobody reads it."""
+    if as_json:
+        return True
+    if quiet:
+        return put(f"{result_line(of_kind(events, 'start')[0], of_kind(events, 'end')[0])}; {out}")
+    files = f"artifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors"
+    return show(Console(), summary(events), f"\n{files}\nreport: {out / REPORT_FILE}")
 
 
 def _command(given: Sequence[str]) -> str:
@@ -257,9 +261,10 @@ def _command(given: Sequence[str]) -> str:
     return shlex.join(["paam", *(word for word in given if word not in ("--resume", "--overwrite"))])
 
 
-def _holds_demo(out: Path) -> bool:
-    """Whether a directory holds an earlier demo, which a new one may replace."""
+def _demo_in(out: Path) -> list[Event]:
+    """The record of an earlier demo in a directory, which a new one may replace; empty where there is none."""
     try:
-        return str(read_record(out / RECORD_FILE)[0]["command"]).startswith("paam demo")
+        events = read_record(out / RECORD_FILE)
+        return events if str(events[0]["command"]).startswith("paam demo") else []
     except (PaamError, LookupError, TypeError):
-        return False
+        return []

@@ -12,7 +12,7 @@ from typing import Any
 
 from paam.record import Event, of_kind
 
-KINDS = ("start", "changed", "epoch", "scores", "selection", "end")
+KINDS = ("start", "changed", "epoch", "scores", "selection", "failed", "end")
 FAIR = "the same epochs"
 """What a record says of a dense network that was trained as long as the pruned one."""
 
@@ -161,6 +161,7 @@ def gather(name: str, events: Iterable[Event], problems: Iterable[str] = ()) -> 
     if unknown:
         found.append(f"Events of a kind that is not known here were passed over: {', '.join(sorted(unknown))}.")
     if not end:
+        found += [f"The run failed: {text(event.get('reason'))}" for event in of_kind(events, "failed")[-1:]]
         found.append(_unfinished(start, epochs))
     else:
         results = {"dense": dense, "pruned": pruned}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paam.data import Dataset, load_data
-from paam.errors import ArtifactError, DivergedError, RecipeError, StoppedError, one_line
+from paam.errors import ArtifactError, DivergedError, PaamError, RecipeError, StoppedError, one_line
 from paam.models import build_model
 from paam.progress import PROGRESS_FILE, ProgressFile
 from paam.pruner import Pruner
@@ -171,7 +172,7 @@ def _run(
             write_recipe(out, recipe)
         if changes := changes | find_moves(kept, {**environment(device), "device": device}):
             emit({"event": "changed", "epoch": first, "step": step, "changes": changes})
-    with CheckpointWriter(out / CHECKPOINTS, before=writer.flush) as saver:
+    with _failure_told(emit, progress), CheckpointWriter(out / CHECKPOINTS, before=writer.flush) as saver:
         for epoch in range(first, recipe.schedule.total):
             try:
                 finished = engine.run_epoch(epoch, monitor)
@@ -194,8 +195,22 @@ def _run(
                 )
         saver.finish()
     test = EvaluationBatches(data.test, normalize, device=device)
-    finish(engine, test, example(data, device, LATENCY_BATCH), out, emit)
+    with _failure_told(emit, progress):
+        finish(engine, test, example(data, device, LATENCY_BATCH), out, emit)
     return read_record(out / RECORD_FILE)
+
+
+@contextlib.contextmanager
+def _failure_told(emit: Callable[[Event], None], progress: ProgressFile) -> Iterator[None]:
+    """An error that ends training is the record's last event; a resumed run cuts it off with what its epoch wrote."""
+    try:
+        yield
+    except StoppedError:
+        raise
+    except PaamError as error:
+        with contextlib.suppress(PaamError):  # it may be the record that cannot be written
+            emit({"event": "failed", "epoch": progress.clock.epoch, "reason": str(error)})
+        raise
 
 
 def _is_due(recipe: Recipe, following: int) -> bool:
