@@ -51,7 +51,8 @@ from paam.schedule import Schedule
 from paam.train.checkpoint import KIND, read_newest_checkpoint, write_checkpoint
 from paam.train.directory import begun, find_changes, portable
 from paam.train.engine import Engine
-from paam.train.run import load_weights, restore
+from paam.train.run import restore
+from paam.train.weights import load_weights
 
 ROOM = 3 << 30
 """Bytes of address space beyond what the process has after its imports."""
@@ -203,7 +204,7 @@ def dense_weights() -> Attempt:
             path.write_bytes(safetensors.torch.save({**trained, rng.choice([*trained, "x"]): rng.choice(odd)}))
         else:
             path.write_bytes(damaged(content, rng))
-        load_weights(network(), path)
+        load_weights(network(), path, "model.weights")
 
     return attempt
 

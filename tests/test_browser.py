@@ -228,6 +228,110 @@ def test_marks_of_the_plane_stand_where_their_numbers_are(chromium, reports):
             assert point[place] == pytest.approx(low[place] + slope * (point[value] - low[value]), abs=0.3)
 
 
+def boxes(page: Page, selector: str) -> list[list[float]]:
+    """Left, top, right and bottom of every element."""
+    return page.evaluate(
+        f"[...document.querySelectorAll({json.dumps(selector)})].map(e => e.getBoundingClientRect())"
+        ".map(b => [b.left, b.top, b.right, b.bottom])"
+    )
+
+
+def overlaps(found: list[list[float]]) -> list[tuple[int, int]]:
+    return [
+        (i, j)
+        for i, a in enumerate(found)
+        for j, b in enumerate(found[:i])
+        if a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+    ]
+
+
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+def test_labels_of_runs_low_in_the_plane_cover_neither_the_axis_nor_each_other(chromium, tmp_path, width):
+    records = [write(tmp_path / f"run{i}", events(seed=i, accuracy=88 + 0.01 * i)) for i in range(6)]
+    write_report(records, tmp_path / "r.html")
+    chromium.open(tmp_path / "r.html", width=width)
+    (area,) = boxes(chromium, "#plane .area")
+    labels = boxes(chromium, "#plane .mark-label.ours")
+    assert len(labels) == 6
+    assert max(bottom for _, _, _, bottom in labels) < area[3] - 4
+    assert min(left for left, _, _, _ in labels) > area[0]
+    assert overlaps(labels) == []
+    # From the best run to the last, as their points stand.
+    assert [words.split()[0] for words in chromium.texts("#plane .mark-label.ours")] == list("654321")
+    assert [top for _, top, _, _ in labels] == sorted(top for _, top, _, _ in labels)
+
+
+def test_labels_of_the_stages_stand_apart_where_there_are_many(chromium, tmp_path):
+    record = [event for event in events() if event.get("cycle", 0) == 0]
+    place = next(number for number, event in enumerate(record) if event.get("phase") == "finetune")
+    for event in record[place:]:
+        event["epoch"] = event.get("epoch", 0) + 100
+    for cycle in range(10, 0, -1):
+        cut = {"event": "selection", "epoch": cycle, "cycle": cycle, "kept_macs": 0.5, "accuracy": 50.0}
+        after = {"event": "epoch", "epoch": 10 + cycle, "phase": "weight", "cycle": cycle, "loss": 1.0}
+        record[place:place] = [cut, {**after, "accuracy": 60.0 + cycle}]
+    write_report([write(tmp_path / "run", record)], tmp_path / "r.html")
+    chromium.open(tmp_path / "r.html", width=PHONE)
+    assert chromium.texts(".stages .x-ticks span") == ["warm-up", "1", "3", "5", "7", "9", "tuned", "dense"]
+    assert overlaps(boxes(chromium, ".stages .x-ticks span")[-2:]) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_table_wider_than_the_page_shows_on_which_side_there_is_more(chromium, reports, tmp_path, scheme):
+    def shaded() -> tuple[bool, bool]:
+        """Whether the left and the right edge differ from the paper in most of their pixels."""
+        chromium.frame()
+        chromium.screenshot(tmp_path / "shot.png", ".compare .scroll")
+        with Image.open(tmp_path / "shot.png") as shot:
+            grey = shot.convert("L")
+        sides = []
+        for x in (1, grey.width - 2):
+            column = sorted(grey.getpixel((x, y)) for y in range(grey.height))
+            sides.append(abs(column[len(column) // 2] - paper[scheme]) > 30)
+        return sides[0], sides[1]
+
+    paper = {"light": 255, "dark": 21}  # #11161d
+    chromium.open(reports["many"], width=PHONE, scheme=scheme)
+    assert shaded() == (False, True)
+    chromium.evaluate("document.querySelector('.compare .scroll').scrollLeft = 60")
+    assert shaded() == (True, True)
+    chromium.evaluate("document.querySelector('.compare .scroll').scrollLeft = 10000")
+    assert shaded() == (True, False)
+    chromium.open(reports["many"], width=DESKTOP, scheme=scheme)
+    assert shaded() == (False, False)
+
+
+def luminance(pixel: tuple[int, ...]) -> float:
+    """Relative luminance of WCAG 2."""
+    parts = [c / 255 for c in pixel[:3]]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize(("scheme", "paper"), [("light", (255, 255, 255)), ("dark", (17, 22, 29))])
+def test_the_swatches_of_the_phases_can_be_seen_and_told_apart(chromium, reports, tmp_path, scheme, paper):
+    chromium.open(reports["one"], scheme=scheme)
+    fills = {}
+    for phase in ("warmup", "score", "weight", "finetune", "control"):
+        chromium.screenshot(tmp_path / "swatch.png", f".curves .swatch.{phase}", scale=4)
+        with Image.open(tmp_path / "swatch.png") as shot:
+            picture = shot.convert("RGB")
+        middle = picture.height // 2
+        edge, ground = luminance(picture.getpixel((2, middle))), luminance(paper)
+        assert (max(edge, ground) + 0.05) / (min(edge, ground) + 0.05) >= 3  # WCAG's least for what is no text
+        inner = [picture.getpixel((x, middle)) for x in range(8, picture.width - 8)]
+        greens = [pixel[1] for pixel in inner]
+        if phase == "control":
+            assert max(greens) - min(greens) >= 40  # stripes
+        else:
+            assert max(greens) - min(greens) <= 2
+            fills[phase] = inner[0]
+    for one in fills:
+        for other in fills:
+            if one < other:
+                assert max(abs(a - b) for a, b in zip(fills[one], fills[other], strict=True)) >= 12, (one, other)
+
+
 def test_light_and_dark_follow_the_system_and_the_button(chromium, reports):
     paper = "getComputedStyle(document.body).backgroundColor"
     chromium.open(reports["one"], scheme="light")

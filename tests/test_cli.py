@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -404,6 +406,7 @@ def test_json_on_standard_output_is_the_record(cli, here):
     done = cli("prune", DIGITS, *QUICK, "--out=out", "--json")
     assert (done.code, done.err) == (0, "")
     assert done.out == (here / "out" / "record.jsonl").read_text("utf-8")
+    assert "<!doctype html>" in (here / "out" / "report.html").read_text("utf-8")
     resumed, *rest = cli("prune", DIGITS, *QUICK, "--out=out", "--json", "--resume").out.splitlines(keepends=True)
     assert json.loads(resumed) == {"event": "resumed", "epoch": 4, "told": len(rest)}
     assert "".join(rest) == done.out
@@ -417,6 +420,12 @@ def test_quiet_prints_the_result_in_one_line(cli, here):
     assert f"test accuracy {end['pruned']['accuracy']:.2f} %, {macs:.1f} % of MACs" in done.out
     assert done.out.endswith("; out\n")
     assert len(done.out.splitlines()) == 1
+    page = here / "out" / "report.html"
+    assert "<!doctype html>" in page.read_text("utf-8")
+    page.write_text("an older one")
+    os.utime(page, (0, 0))
+    assert cli("prune", DIGITS, *QUICK, "--out=out", "--quiet", "--resume").code == 0
+    assert "<!doctype html>" in page.read_text("utf-8")
 
 
 def test_quiet_and_json_contradict_each_other(refuse, here):
@@ -436,9 +445,81 @@ def test_a_reader_that_goes_away_does_not_cost_the_run(here):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=here, env=environment) as run:
         assert json.loads(run.stdout.readline())["event"] == "start"
         run.stdout.close()
-        assert run.stderr.read() == b""
+        message = one_message(run.stderr.read().decode())
+    assert message == "The run in out is finished, but standard output could not be written."
     assert run.returncode == 0
     assert read_record(here / "out" / "record.jsonl")[-1]["event"] == "end"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_behind_standard_output_does_not_cost_the_run(here):
+    command = [sys.executable, "-m", "paam", "prune", DIGITS, *QUICK, "--out=out"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=here, check=False)
+    message = one_message(done.stderr.decode())
+    assert message == "The run in out is finished, but standard output could not be written."
+    assert done.returncode == 0
+    assert read_record(here / "out" / "record.jsonl")[-1]["event"] == "end"
+    assert (here / "out" / "report.html").is_file()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize(
+    "arguments", [("recipes",), ("runs", "runs"), ("runs", "runs", "--json"), ("inspect", "resnet20")]
+)
+def test_a_full_disk_behind_standard_output_is_one_sentence(run, monkeypatch, capsys, arguments):
+    monkeypatch.setattr(sys, "argv", ["paam", *arguments])
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as exit_:
+            paam.cli.main()
+    assert exit_.value.code == 1
+    assert one_message(capsys.readouterr().err) == "Standard output cannot be written: No space left on device."
+
+
+TABLES = {
+    "recipes": ["recipes"],
+    "inspect": ["inspect", "resnet20"],
+    "runs": ["runs", "runs"],
+    "watch": ["watch", "runs/good"],
+    "bench": ["bench", "runs/good", "--batch=2", "--repeats=2", "--device=cpu"],
+    "prune": ["prune", DIGITS, *QUICK, "--out=runs/good", "--resume"],
+}
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("command", TABLES)
+def test_tables_need_no_character_that_standard_output_does_not_know(run, monkeypatch, command, encoding):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    monkeypatch.setattr(sys, "argv", ["paam", *TABLES[command]])
+    with pytest.raises(SystemExit) as exit_:
+        paam.cli.main()
+    sys.stdout.flush()
+    assert not exit_.value.code
+    assert len(written.getvalue().decode(encoding).splitlines()) > 1
+
+
+@pytest.mark.parametrize(
+    ("number", "again"), [(signal.SIGINT, "Ctrl-C once more"), (signal.SIGTERM, "a second signal")]
+)
+def test_a_signal_says_what_the_next_one_would_do(cli, monkeypatch, number, again):
+    begin, sent = paam.cli.training.run, []
+
+    def signalled(*arguments, on_step, **options):
+        def step(step: int, steps: int) -> None:
+            if not sent:
+                sent.append(number)
+                signal.raise_signal(number)
+            on_step(step, steps)
+
+        return begin(*arguments, on_step=step, **options)
+
+    monkeypatch.setattr(paam.cli.training, "run", signalled)
+    done = cli("prune", DIGITS, *QUICK, "--out=out")
+    assert done.code == 128 + number
+    assert f"\nstopping behind this step; {again} stops at once, without saving\n" in done.out
+    assert ("Ctrl-C" in done.out) == (number == signal.SIGINT)
 
 
 # ---------------------------------------------------------------- a loss that is lost
@@ -486,6 +567,47 @@ def test_the_demo_runs_its_recipe_and_replaces_an_earlier_demo(cli, monkeypatch,
         assert done.err == ""
         assert "runs/demo" in done.out
         assert read_record(here / "runs" / "demo" / "record.jsonl")[0]["seed"] == seed
+
+
+def test_an_unfinished_demo_is_gone_on_with_or_said_to_be_replaced(cli, monkeypatch, good_run, here):
+    monkeypatch.setattr(paam.cli.training, "DEMO_RECIPE", str(good_run / "recipe.toml"))
+    record = here / "runs" / "demo" / "record.jsonl"
+
+    def unfinish() -> None:
+        record.write_text("".join(record.read_text("utf-8").splitlines(keepends=True)[:-1]), "utf-8")
+
+    assert cli("demo").code == 0
+    begun = read_record(record)
+    unfinish()
+    done = cli("demo", "--resume")
+    assert (done.code, done.err) == (0, "")
+    assert "resumed after epoch 4" in done.out
+    assert read_record(record)[:-1] == begun[:-1]  # seconds and all: nothing was trained again
+    unfinish()
+    done = cli("demo")
+    assert done.code == 0
+    assert one_message(done.err) == (
+        "The demo in runs/demo was not finished and is begun anew; --resume would go on with it."
+    )
+    assert "resumed" not in done.out
+    assert read_record(record)[-1]["event"] == "end"
+
+
+def test_an_interrupted_demo_says_how_to_go_on(cli, monkeypatch, good_run):
+    monkeypatch.setattr(paam.cli.training, "DEMO_RECIPE", str(good_run / "recipe.toml"))
+    begin = paam.cli.training.run
+
+    def interrupted(*arguments, **options):
+        return begin(*arguments, **{**options, "on_step": lambda step, steps: signal.raise_signal(signal.SIGINT)})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(paam.cli.training, "run", interrupted)
+        done = cli("demo", "--out=mine", "--seed=3")
+    assert done.code == 130
+    assert done.err.endswith(" Go on with:  paam demo --out=mine --seed=3 --resume\n")
+    done = cli("demo", "--out=mine", "--seed=3", "--resume")
+    assert (done.code, done.err) == (0, "")
+    assert "resumed after epoch 0 and 1 steps" in done.out
 
 
 # ---------------------------------------------------------------- what it tells
@@ -558,6 +680,25 @@ def program(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comple
 def test_python_m_paam_is_the_same_program(here):
     done = program("--version", cwd=here)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"paam {paam.__version__}\n", "")
+
+
+def test_ctrl_c_while_the_program_is_loaded_is_one_sentence(here):
+    """A torch that interrupts whoever imports it, and would swallow what is raised then."""
+    (here / "torch.py").write_text(
+        "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    raise ImportError\n"
+    )
+    path = os.pathsep.join([str(here), *sys.path])
+    done = program("prune", DIGITS, cwd=here, PYTHONPATH=path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "paam: Stopped; nothing was begun.\n")
+    assert not (here / "runs").exists()
+
+
+def test_every_public_name_is_there_though_importing_paam_loads_no_torch(here):
+    said = "import sys, paam; early = 'torch' in sys.modules; print(early, all(hasattr(paam, n) for n in paam.__all__))"
+    done = subprocess.run([sys.executable, "-c", said], cwd=here, capture_output=True, text=True, check=True)
+    assert done.stdout == "False True\n"
+    with pytest.raises(AttributeError, match="no attribute 'purne'"):
+        _ = paam.purne
 
 
 def test_the_installed_command_is_the_same_program(here):

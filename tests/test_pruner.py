@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import paam
 from paam import Pruner
-from paam.errors import PaamError, RecipeError, TargetError
+from paam.errors import DataError, PaamError, RecipeError, TargetError
 from paam.models import resnet20, resnet56, vgg16_bn
 
 SCORERS = ["vanilla", "kq", "free"]
@@ -210,6 +210,17 @@ def test_penalty_by_hand() -> None:
         assert penalty.item() == pytest.approx(0.01 * total)
 
 
+def test_a_pruner_follows_its_model_to_another_precision(batch: tuple[Tensor, Tensor]) -> None:
+    pruner = Pruner(resnet20(), batch[0])
+    with pruner.scoring():
+        before = pruner.penalty().item()
+    pruner.model.double()
+    with pruner.scoring():
+        assert pruner.penalty().dtype == torch.float64
+        assert pruner.penalty().item() == pytest.approx(before)
+        assert pruner.model(batch[0].double()).dtype == torch.float64
+
+
 def test_the_penalty_pushes_scores_down(batch: tuple[Tensor, Tensor]) -> None:
     pruner = Pruner(vgg16_bn(), batch[0], scorer="free", penalty=1.0)
     with pruner.scoring():
@@ -226,9 +237,10 @@ def test_a_gated_model_can_be_copied(batch: tuple[Tensor, Tensor]) -> None:
         twin = copy.deepcopy(pruner.model)
         with torch.no_grad():
             twin.conv1.weight.zero_()
-        gate = twin.get_submodule("paam_gates.0")
-        assert torch.equal(gate.scores(), torch.ones(16))
-        assert not torch.equal(pruner.gates["conv1"].scores(), torch.ones(16))
+        gates = twin.get_submodule("paam_gates")
+        gates.release()
+        assert torch.equal(gates.scores()[0], torch.ones(16))
+        assert not torch.equal(pruner.scores()["conv1"], torch.ones(16))
 
 
 def test_misuse_is_explained(batch: tuple[Tensor, Tensor]) -> None:
@@ -282,6 +294,33 @@ def test_prune_in_one_call() -> None:
     assert seen.count("epoch") == schedule.total == 9
     with pytest.raises(paam.errors.DataError, match="no batch"):
         paam.prune(model, [], keep_macs=0.5)
+
+
+def test_prune_keeps_the_shape_of_a_recipes_target() -> None:
+    images, labels = torch.rand(8, 3, 8, 8), torch.arange(8) % 2
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 2)),
+    )
+    schedule = paam.Schedule(warmup=0, cycles=1, score=1, weight=1, finetune=0)
+    recipe = paam.Recipe(target=paam.Target(keep_macs=0.6, floor=0.5))
+    options = {"recipe": recipe, "schedule": schedule, "device": "cpu"}
+    rounded = paam.prune(model, [(images, labels)], round_to=4, **options).plan
+    assert all(len(kept.filters) % 4 == 0 for kept in rounded.groups.values())
+    floored = paam.prune(model, [(images, labels)], keep_macs=0.45, **options).plan
+    assert all(len(kept.filters) >= 8 for kept in floored.groups.values())
+    with pytest.raises(DataError, match="used up"):
+        paam.prune(model, OneEpoch([(images, labels)]), keep_macs=0.6, schedule=schedule, device="cpu")
+
+
+class OneEpoch(list):
+    """A loader that can be read twice: to look at it, and for one epoch."""
+
+    reads = 0
+
+    def __iter__(self):
+        self.reads += 1
+        return super().__iter__() if self.reads <= 2 else iter(())
 
 
 def test_the_readme_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

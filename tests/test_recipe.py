@@ -221,7 +221,7 @@ def test_a_written_recipe_states_every_default():
     tree = tomllib.loads(recipe_to_toml(Recipe(score=OptimizerSettings("adam", 0.5))))
     # None, which TOML cannot say
     left_out = {"directory", "image_size", "keep_filters", "keep_macs", "keep_params"}
-    left_out |= {"widths", "weights", "workers", "compile"}
+    left_out |= {"widths", "weights", "workers", "compile", "teacher"}
     for field in dataclasses.fields(Recipe):
         part = getattr(Recipe(), field.name)
         if dataclasses.is_dataclass(part):

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paam.errors import PaamError
+from paam.report.comparison import families
 from paam.report.facts import gather
 from paam.report.html import page, write_report
 from paam.report.scales import Axis, linear, logarithmic, round_steps
@@ -70,6 +71,37 @@ def made() -> Tree:
     return tree(events())
 
 
+# ---------------------------------------------------------------- changed on the way
+
+
+def changed_record() -> list[dict]:
+    record = events()
+    place = next(number for number, event in enumerate(record) if event.get("phase") == "finetune")
+    section, key = next((s, k) for s, values in RECIPE.items() if isinstance(values, dict) for k in values)
+    changes = {f"{section}.{key}": [RECIPE[section][key], "<b>other</b>"], "environment.hardware": ["here", "there"]}
+    record.insert(place, {"event": "changed", "epoch": record[place]["epoch"], "step": 0, "changes": changes})
+    return record
+
+
+def test_what_was_changed_on_the_way_is_shown_and_in_force():
+    record = changed_record()
+    shown = tree(record)
+    change = next(event for event in record if event["event"] == "changed")
+    key = next(iter(change["changes"]))
+    lines = shown.find("ul", "changes")[0]["text"]
+    assert f"after epoch {change['epoch']}: {key} from {RECIPE[key.split('.')[0]][key.split('.')[1]]}" in lines
+    assert "to <b>other</b>" in lines
+    assert "environment.hardware from here to there" in lines
+    facts = gather("run", record)
+    assert facts.recipe[key.split(".")[0]][key.split(".")[1]] == "<b>other</b>"
+    assert not any("not known here" in problem for problem in facts.problems)
+
+
+def test_a_changed_run_is_no_seed_of_another_recipe():
+    runs = [gather(name, record) for name, record in (("a", events()), ("b", events(seed=1)), ("c", changed_record()))]
+    assert [family.numbers for family in families(runs)] == [[1, 2], [3]]
+
+
 # ---------------------------------------------------------------- numbers
 
 
@@ -89,6 +121,28 @@ def test_a_dense_network_that_was_trained_for_less_is_not_compared(trained):
     assert f"({trained})" in accuracy
     assert "not comparable" in accuracy
     assert "points" not in accuracy
+
+
+@pytest.mark.parametrize(("monitor", "where"), [("holdout", "held-out "), ("test", "test "), (None, "")])
+@pytest.mark.parametrize(
+    ("epochs", "line"),
+    [
+        (10, "88.00 % after epoch 8"),  # the dense control is trained, to 90.25 %
+        (9, "88.00 % after epoch 8"),
+        (8, "88.00 % after epoch 8"),
+        (6, "76.00 % after epoch 6"),
+        (2, "70.00 % after epoch 2"),
+    ],
+)
+def test_an_unfinished_run_states_the_accuracy_of_its_own_network(epochs, line, monitor, where):
+    whole = events(monitor=monitor)
+    last = [number for number, event in enumerate(whole) if event["event"] == "epoch"][epochs - 1]
+    made = tree(whole[: last + 1])
+    card = made.texts("div", "card")[0]
+    missing = "" if monitor else " (set not recorded)"
+    yet = "nothing is pruned yet" if epochs == 2 else ""
+    assert card == f"Test accuracy – not recorded{where}{line}{missing}{yet}"
+    assert ("dense control (so far)" in [row[0] for row in rows(made)]) == (epochs > 8)
 
 
 def test_every_layer_has_a_bar_of_its_height(made):
@@ -193,6 +247,13 @@ def test_stages_say_what_each_cost(made):
     ]
 
 
+def test_the_dense_control_has_a_label_under_its_point(made):
+    ticks = {e["text"]: e["attrs"]["style"] for e in made.find("span") if {"stages", "x-ticks"} <= set(e["within"])}
+    assert list(ticks) == ["warm-up", "1", "2", "tuned", "dense"]
+    (control,) = (e for e in made.find("i", "mark") if "stages" in e["within"] and "control" in e["attrs"]["class"])
+    assert control["attrs"]["style"].startswith(f"{ticks['dense']};")
+
+
 def test_an_older_record_without_the_cost_of_a_cut_says_so():
     record = events()
     for event in record:
@@ -277,6 +338,37 @@ def test_seeds_of_one_recipe_are_shown_with_mean_and_spread():
     ]
     assert [e["text"] for e in made.find("small")] == ["prune.scorer = kq", "prune.scorer = free"]
     assert [e["attrs"]["id"] for e in made.find("details", "run")] == ["run-1", "run-2", "run-3", "run-4"]
+
+
+def test_a_run_that_repeats_a_seed_or_is_not_finished_is_a_row_of_its_own():
+    runs = [
+        gather("cut", events(seed=0)[:-1]),
+        gather("zero", events(seed=0, accuracy=88.0)),
+        gather("again", events(seed=0, accuracy=60.0)),
+        gather("one", events(seed=1, accuracy=90.0)),
+        gather("going", events(seed=2)[:-1]),
+        gather("unknown", events(seed=None, accuracy=70.0)),
+    ]
+    found = families(runs)
+    assert [family.numbers for family in found] == [[1], [2, 4], [3], [5], [6]]
+    assert [family.differs for family in found] == [""] * 5  # one recipe: nothing sets a row apart
+    made = Tree(page(runs))
+    assert made.texts("small") == [
+        "not finished, the same recipe and seed as zero",
+        "the same recipe and seed as zero",
+        "not finished",
+        "its seed is not recorded",
+    ]
+    # 88 and 90: mean 89, standard deviation of the sample the root of 2. The 60 of the repeat is in neither.
+    assert [cells[:2] for cells in table(made)] == [
+        ["0", "–"],
+        ["0, 1", "89.00 % ± 1.41"],
+        ["0", "60.00 %"],
+        ["2", "–"],
+        ["?", "70.00 %"],
+    ]
+    (line,) = [p["attrs"]["d"] for p in made.find("path", "seeds")]
+    assert line.count("L") == 1  # between the two seeds
 
 
 def plane_tips(runs) -> list[str]:

@@ -19,12 +19,14 @@ from torch import Tensor, nn
 import paam
 import paam.cli
 from paam.data import load_data
-from paam.errors import ArtifactError, DivergedError
+from paam.errors import ArtifactError, DataError, DivergedError, StoppedError
 from paam.models import resnet20
 from paam.recipe import OptimizerSettings, Recipe, load_recipe
 from paam.record import read_record
+from paam.report.facts import gather
 from paam.schedule import Schedule
 from paam.train.engine import Engine
+from paam.train.networks import Networks
 from paam.train.run import run
 
 DIGITS = "digits-resnet20-kq"
@@ -58,6 +60,7 @@ def small(num_classes: int = 10, in_channels: int = 1) -> Small:
 SCHEDULE = {"warmup": 2, "cycles": 2, "score": 2, "weight": 2, "finetune": 2, "control": True}
 EPOCHS = 2 + 2 * (2 * (2 + 2) + 2)
 # Phase of each epoch, written out.
+FIRST_FINETUNE = 10
 PHASES = ["warmup"] * 2 + (["score"] * 2 + ["weight"] * 2) * 2 + ["finetune"] * 2 + ["control"] * 10
 
 
@@ -263,6 +266,39 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_kept(tmp_path):
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
 
 
+def test_an_error_that_ends_a_run_is_the_last_event_until_it_is_resumed(tmp_path, whole):
+    def fail(event: dict) -> None:
+        if event["event"] == "epoch" and event["epoch"] == 5:
+            raise DataError("The image cat.png has gone.")
+
+    with pytest.raises(DataError, match="cat.png"):
+        run(short(), tmp_path, device="cpu", watch=fail, overwrite=True)
+    last = {"event": "failed", "epoch": 6, "reason": "The image cat.png has gone."}
+    assert read_record(tmp_path / "record.jsonl")[-1] == last
+    assert "The run failed: The image cat.png has gone." in gather("x", read_record(tmp_path / "record.jsonl")).problems
+    told: list[dict] = []
+    events = run(short(), tmp_path, device="cpu", watch=told.append, resume=True)
+    assert last not in [*events, *told]
+    assert story(events) == story(read_record(whole / "record.jsonl"))
+    assert_same_weights(tmp_path, whole)
+
+
+def test_an_error_while_the_result_is_measured_is_recorded_and_a_stop_is_none(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    with pytest.raises(StoppedError):
+        run(short(), out, device="cpu", stop=lambda: True)
+    assert "failed" not in [event["event"] for event in read_record(out / "record.jsonl")]
+
+    def refused(*arguments: object) -> None:
+        raise ArtifactError("No room for the plan.")
+
+    monkeypatch.setattr(paam.train.run, "finish", refused)
+    with pytest.raises(ArtifactError):
+        run(short(), out, device="cpu", resume=True)
+    last = {"event": "failed", "epoch": EPOCHS, "reason": "No room for the plan."}
+    assert read_record(out / "record.jsonl")[-1] == last
+
+
 def test_a_resumed_run_tells_its_record_again_and_what_follows(tmp_path):
     with pytest.raises(Killed):
         run(short(), tmp_path / "run", device="cpu", watch=killer("epoch", 6))
@@ -271,6 +307,82 @@ def test_a_resumed_run_tells_its_record_again_and_what_follows(tmp_path):
     before = [event for event in events if event.get("epoch", 99) < 6 or event["event"] == "start"]
     assert seen == [{"event": "resumed", "epoch": 6, "step": 0, "passed_over": [], "told": len(before)}, *events]
     assert events[: len(before)] == before
+
+
+def test_a_run_goes_on_elsewhere_and_its_record_says_where(tmp_path, whole, monkeypatch):
+    """Another machine, another place of the run: the same bits, and the latency is not credited to the first one."""
+    out = tmp_path / "run"
+    with pytest.raises(Killed):
+        run(short(), out, device="cpu", watch=killer("epoch", 6))
+    shutil.move(out, tmp_path / "elsewhere")
+    monkeypatch.setattr(
+        "paam.train.run.environment", lambda device: {"hardware": "another", "torch": torch.__version__}
+    )
+    events = run(short(), tmp_path / "elsewhere", device="cpu", resume=True)
+    assert_same_weights(tmp_path / "elsewhere", whole)
+    changed = [event for event in events if event["event"] == "changed"]
+    assert [event["changes"] for event in changed] == [{"environment.hardware": [events[0]["hardware"], "another"]}]
+    assert changed[0]["epoch"] == 6
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_started_over(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(Killed):
+        run(short(), out, device="cpu", watch=killer("epoch", 6))
+    shutil.rmtree(out / "checkpoints")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "lock"}
+    with pytest.raises(ArtifactError, match="checkpoints of the run.*are gone.*--overwrite"):
+        run(short(), out, device="cpu", resume=True)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_run_goes_on_without_the_weights_it_began_with(tmp_path):
+    first = tmp_path / "first"
+    run(short(), first, device="cpu")
+    shutil.copy(first / "dense.safetensors", tmp_path / "start.safetensors")
+    second = short(model__weights=str(tmp_path / "start.safetensors"), schedule__warmup=0)
+    with pytest.raises(Killed):
+        run(second, tmp_path / "second", device="cpu", watch=killer("epoch", 3))
+    (tmp_path / "start.safetensors").rename(tmp_path / "moved.safetensors")
+    assert run(second, tmp_path / "second", device="cpu", resume=True)[-1]["event"] == "end"
+
+
+@pytest.mark.parametrize("scorer", ["kq", "random"])
+def test_parameters_stay_where_a_captured_evaluation_would_read_them(tmp_path, monkeypatch, scorer):
+    """A graph that was captured in a phase's first evaluation must still read the network's memory at its end."""
+    places: dict[str, set[tuple[int, ...]]] = {}
+
+    def watched(self, model, phase):
+        places.setdefault(phase, set()).add(tuple(p.data_ptr() for p in model.parameters()))
+        return 50.0
+
+    monkeypatch.setattr("paam.train.evaluation.Monitor.__call__", watched)
+    fixed = {"schedule__score": 0} if scorer == "random" else {}
+    run(short(prune__scorer=scorer, schedule__warmup=0, **fixed), tmp_path / "run", device="cpu")
+    assert set(places) == {"weight", "finetune", "control"} | ({"score"} if scorer == "kq" else set())
+    assert {phase: len(found) for phase, found in places.items()} == dict.fromkeys(places, 1)
+    assert len(set.union(*(places[phase] for phase in places if phase in ("score", "weight")))) == 1
+
+
+@pytest.mark.parametrize(("begun", "goes_on"), [(True, False), (False, True)])
+@pytest.mark.parametrize("epoch", [FIRST_FINETUNE, FIRST_FINETUNE + 1, FIRST_FINETUNE + 2])
+def test_a_fine_tune_goes_on_as_it_was_begun(tmp_path, monkeypatch, begun, goes_on, epoch):
+    """Inside the gated network (as on a GPU) or cut out of it; killed in its middle and at its end."""
+
+    class Masked(Networks):
+        wanted = begun
+
+        def __init__(self, pruner, **options):
+            super().__init__(pruner, **{**options, "masked": Masked.wanted})
+
+    monkeypatch.setattr("paam.train.engine.Networks", Masked)
+    run(short(), tmp_path / "whole", device="cpu")
+    with pytest.raises(Killed):
+        run(short(), tmp_path / "run", device="cpu", watch=killer("epoch", epoch))
+    # Killed at the event of its first epoch, a fine-tune has no checkpoint yet: it is not begun.
+    Masked.wanted = goes_on if epoch > FIRST_FINETUNE else begun
+    run(short(), tmp_path / "run", device="cpu", resume=True)
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
 
 
 # ---------------------------------------------------------------- what a run leaves behind

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from events import END, KEPT, SCORES, SELECTION, epoch, record, start
+from events import END, FAILED, KEPT, SCORES, SELECTION, controlled, epoch, record, start
 from paam.errors import ArtifactError
 from paam.progress import Progress, ProgressFile, StepClock, read_progress
 from paam.report.checking import KINDS, problem
@@ -172,6 +172,49 @@ def test_every_moment_of_a_run_has_its_words(events, words):
 def test_a_warning_takes_the_place_of_the_hint_and_news_stand_above_it():
     lines = screen(state_of(record(2)), warning="it is quiet", news=["one", "two"])
     assert [line.strip() for line in lines[-3:]] == ["one", "two", "it is quiet"]
+
+
+def test_the_accuracy_stays_that_of_the_pruned_network_during_the_dense_control():
+    state = state_of(controlled(1))
+    assert state.accuracies == [50.0] * 7
+    lines = screen(state)
+    labels = next(n for n, line in enumerate(lines) if "loss" in line)
+    assert re.split(" {2,}", lines[labels + 1].strip()) == ["0.2500", "50.00 %", "55.0 %", "40.0 %"]
+    assert any(
+        re.search(r"training the dense control   epoch 2 of \d+   dense control 98\.46 %", line) for line in lines
+    )
+    assert sum("98.46" in line for line in lines) == 1
+    assert "50.00 to 50.00 %" in "\n".join(lines)
+    unmeasured = {**controlled(1)[-1], "epoch": 8, "accuracy": None}
+    assert state_of([*controlled(1), unmeasured]).control == 98.46
+
+
+def test_a_failed_run_says_so():
+    assert screen(state_of([*record(4), FAILED]))[2].strip() == "failed"
+    # A resumed run knows nothing of it any more.
+    again = [{"event": "resumed", "epoch": 4, "told": len(record(4))}, *record(4)]
+    assert state_of([*record(4), FAILED, *again]).failed is None
+
+
+@pytest.mark.parametrize(
+    ("kept", "width", "full"), [(16, 16, 8), (15, 16, 7), (1, 16, 1), (0, 16, 0), (8, 16, 4), (99, 100, 7), (1, 1, 8)]
+)
+def test_a_bar_is_full_only_where_all_filters_stay(kept, width, full):
+    layers = {f"layer.{number}": [kept, width] for number in range(19)}  # two columns, so that bars are shortest
+    state = state_of([*record(4), {**SELECTION, "kept_filters": layers}])
+    bars = [bar for line in screen(state) for bar in re.findall(r"\d+/\d+ +([█░]+)", line)]
+    assert len(bars) == 19
+    length = len(bars[0])
+    assert length >= 8
+    if length == 8:
+        assert bars[0].count("█") == full
+    for bar in bars:
+        assert (bar.count("█") == length) == (kept == width)
+        assert (bar.count("█") == 0) == (kept == 0)
+    table = Console(record=True, width=200, file=io.StringIO())
+    table.print(summary([start(), {**END, "kept_filters": layers}]))
+    shown = re.findall("[█░]{32}", table.export_text())
+    assert {bar.count("█") for bar in shown} == {32 * kept // width or min(kept, 1)}
 
 
 NAMES = ["tiny", "[bold]x[/bold][/]", "\x1b[31mred\x1b[0m\r\n\x07", "模型" * 40, "x" * 300, "", "e\u0301\u200d"]
@@ -388,7 +431,9 @@ def allowed(damage: object, path: tuple[str, ...], value: object) -> bool:
         return path[-1] in {"loss", "lr", "seconds", "accuracy", "kept_params", "kept_macs", "low", "high", "threshold"}
     if isinstance(damage, dict):
         return path[-1] in ("schedule", "groups")
-    return (damage is None and path == ("accuracy",)) or (isinstance(damage, str) and isinstance(value, str))
+    return (damage is None and path in (("accuracy",), ("threshold",))) or (
+        isinstance(damage, str) and isinstance(value, str)
+    )
 
 
 NEEDED = [(kind, path) for kind, needed in KINDS.items() for path in leaves(needed)]
@@ -397,7 +442,7 @@ NEEDED = [(kind, path) for kind, needed in KINDS.items() for path in leaves(need
 @pytest.mark.parametrize(("kind", "path"), NEEDED, ids=lambda value: ".".join(value) if value else "")
 def test_a_missing_or_senseless_key_is_named(kind, path):
     others = [{"event": "resumed", "epoch": 1, "told": 0}, {"event": "changed", "changes": {"finetune.lr": [1, 2]}}]
-    whole = next(event for event in [*record(), *others] if event["event"] == kind)
+    whole = next(event for event in [*record(), FAILED, *others] if event["event"] == kind)
     assert problem(whole) is None
     for damage in ("gone", None, "\x00", [], {"a": 1}, float("nan"), 10**400, -1, True):
         event = json.loads(json.dumps(whole))

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 import paam.cli
-from events import END, SELECTION, epoch, lines, record, start, write_run
+from events import END, FAILED, SELECTION, controlled, epoch, lines, record, start, write_run
 from paam.errors import ArtifactError
 from paam.report.alive import life
 from paam.report.follow import Follower
@@ -195,10 +195,32 @@ def test_a_run_whose_process_is_gone_ends_the_watch(cli, tmp_path):
     done = cli("watch", "run")
     assert done.code == 1
     assert "   3/7  scoring filters" in done.out
-    assert done.err == ("paam: The run in run stopped in epoch 4 of 7; its command with --resume goes on with it.\n")
+    assert done.err == "paam: The run in run stopped in epoch 4 of 7. Go on with:  paam prune --resume\n"
+    write_run(tmp_path / "run", record(3, command=""), age=HOUR)
+    assert "4 of 7. Its command with --resume goes on with it.\n" in cli("watch", "run").err
     for events, where in ((record(7, end=False), "while its result was measured"), ([], "before its first event")):
         write_run(tmp_path / "run", events, age=HOUR)
-        assert f"stopped {where};" in cli("watch", "run").err
+        assert f"stopped {where}. " in cli("watch", "run").err
+
+
+def test_a_run_that_failed_ends_the_watch_at_once(cli, tmp_path):
+    write_run(tmp_path / "run", [*record(4), FAILED])  # neither its lock nor its silence is waited for
+    done = cli("watch", "run")
+    assert done.code == 1
+    assert done.out.endswith("\nfailed: The loss of step 3 is not finite.\n")
+    assert done.err == "paam: The run in run failed in epoch 5 of 7. Go on with:  paam prune --resume\n"
+
+
+@pytest.mark.parametrize("text", ["", lines([start()])[:40]], ids=["empty", "cut"])
+def test_a_record_without_any_event_ends_the_watch_with_the_words_of_the_listing(cli, tmp_path, text):
+    write_run(tmp_path / "run", [])
+    path = tmp_path / "run" / "record.jsonl"
+    path.write_text(text)
+    os.utime(path, (0, 0))
+    done = cli("watch", "run")
+    assert done.code == 2
+    assert done.err == "paam: The record run/record.jsonl is empty: its run never began.\n"
+    assert "The record run/record.jsonl is empty: its run never began." in cli("runs", ".").out
 
 
 def test_a_folder_without_a_record_is_refused(cli, tmp_path):
@@ -315,6 +337,43 @@ def test_runs_as_a_table_and_as_json(cli, many):
     assert "\x1b" not in done.out
     found = json.loads(cli("runs", ".", "--json").out)
     assert [row["state"] for row in found] == ["running", "stopped", "finished", "finished", "damaged", "damaged"]
+
+
+def test_a_free_lock_means_stopped_in_the_listing_however_fresh_the_record(tmp_path):
+    write_run(tmp_path / "run", record(3))
+    (tmp_path / "run" / "lock").touch()
+    assert list_runs(tmp_path)[0].state == "stopped"
+    with (tmp_path / "run" / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert list_runs(tmp_path)[0].state == "running"
+
+
+def test_the_listing_tells_the_dense_control_from_the_pruned_network(cli, tmp_path):
+    write_run(tmp_path / "run", controlled(2), age=HOUR)
+    (row,) = list_runs(tmp_path)
+    assert (row.accuracy, row.measured_on, row.control_accuracy) == (50.0, "holdout", 99.46)
+    assert row.macs_removed == pytest.approx(45.0)
+    assert " 50.00 % (held-out), dense control 99.46 % " in cli("runs", ".").out
+    write_run(tmp_path / "run", [*controlled(7), END], age=HOUR)
+    assert " 88.50 %, dense control 90.00 % " in cli("runs", ".").out
+    write_run(tmp_path / "run", record(), age=HOUR)
+    assert "control" not in cli("runs", ".").out
+
+
+def test_the_listing_says_why_a_run_failed_and_what_goes_on_with_it(cli, tmp_path):
+    write_run(tmp_path / "bad", [*record(4, command="paam prune a.toml --out 'my runs'"), FAILED])
+    write_run(tmp_path / "dead", record(4), age=HOUR)
+    write_run(tmp_path / "going", record(4))
+    out = cli("runs", ".").out
+    assert "failed at epoch 4 of 7" in out
+    assert out[out.index("\n\n") :].split("\n") == [
+        "",
+        "",
+        "dead goes on with:  paam prune --resume",
+        "bad failed: The loss of step 3 is not finite.",
+        "bad goes on with:  paam prune a.toml --out 'my runs' --resume",
+        "",
+    ]
 
 
 @pytest.mark.parametrize("width", [30, 80, 119, 120, 160])

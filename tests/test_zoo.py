@@ -18,7 +18,9 @@ zoo = pytest.importorskip("zoo", reason="torchvision and timm are not installed:
 import paam  # noqa: E402
 import paam.cli  # noqa: E402
 from conftest import lively  # noqa: E402
+from paam.data.augment import OPERATIONS, trivial_augment  # noqa: E402
 from paam.models import build_model, resnet56  # noqa: E402
+from paam.models.zoo import import_torchvision  # noqa: E402
 from paam.select import Selection  # noqa: E402
 
 COMMITTED = zoo.committed()
@@ -162,3 +164,55 @@ def test_ordinary_module(network: tuple[nn.Module, Tensor]) -> None:
     trained = copy.deepcopy(model).train()
     trained(x).square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in trained.parameters())
+
+
+# ---------------------------------------------------------------- TrivialAugment, as torchvision has it
+
+OPERATION = {  # ours: theirs, and their magnitude at full strength
+    "identity": ("Identity", 0.0),
+    "shear x": ("ShearX", 0.99),
+    "shear y": ("ShearY", 0.99),
+    "translate x": ("TranslateX", 32.0),
+    "translate y": ("TranslateY", 32.0),
+    "rotate": ("Rotate", 135.0),
+    "brightness": ("Brightness", 0.99),
+    "colour": ("Color", 0.99),
+    "contrast": ("Contrast", 0.99),
+    "sharpness": ("Sharpness", 0.99),
+    "posterize": ("Posterize", None),
+    "solarize": ("Solarize", None),
+    "autocontrast": ("AutoContrast", 0.0),
+    "equalize": ("Equalize", 0.0),
+}
+
+
+@pytest.mark.parametrize("ours", OPERATIONS)
+def test_an_operation_of_trivial_augment_is_torchvisions(ours: str) -> None:
+    torchvision = import_torchvision()
+    autoaugment = torchvision.transforms.autoaugment
+    nearest = torchvision.transforms.InterpolationMode.NEAREST
+    # Their own table of magnitudes: name -> (one per strength, whether a sign is drawn).
+    space = autoaugment.TrivialAugmentWide()._augmentation_space(31)
+    assert {name for name, _ in OPERATION.values()} == set(space)
+    assert list(OPERATION) == list(OPERATIONS)
+    theirs, full = OPERATION[ours]
+    magnitudes, signed = space[theirs]
+    if full:
+        assert float(magnitudes[-1]) == pytest.approx(full)
+        assert signed
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (6, 3, 32, 32), generator=generator).to(torch.uint8)
+    smooth = torch.nn.functional.interpolate(images[3:, :, :5, :5].float(), (32, 32), mode="bilinear")
+    images[3:] = (0.6 * smooth + 30).to(torch.uint8)
+    blends = ours in ("brightness", "colour", "contrast", "sharpness")
+    for level in range(31):
+        magnitude = round(float(magnitudes[level]), 4) if magnitudes.ndim else 0.0  # 16 pixels are not 15.999999
+        for sign in (1.0, -1.0) if signed else (1.0,):
+            expected = [autoaugment._apply_op(i, theirs, magnitude * sign, nearest, [0.0] * 3) for i in images]
+            number = torch.full((6,), list(OPERATIONS).index(ours))
+            got = trivial_augment(images, number, torch.full((6,), level / 30), torch.full((6,), sign))
+            apart = (got.int() - torch.stack(expected).int()).abs()
+            if ours == "rotate":  # on the diagonal of a turn by 45 degrees two pixels are equally near
+                assert (apart > 0).float().mean() <= (0.06 if level in (10, 30) else 0.002), (level, sign)
+            else:
+                assert apart.max() <= int(blends), (level, sign)

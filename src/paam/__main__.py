@@ -1,5 +1,5 @@
 """``python -m paam`` is the same program as ``paam``."""
 
-from paam.cli import main
+from paam.entry import main
 
 main()

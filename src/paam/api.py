@@ -12,15 +12,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from paam.errors import DataError
+from paam.errors import DataError, TargetError
 from paam.plan import Plan
 from paam.pruner import Pruner
 from paam.recipe import Recipe
 from paam.schedule import Schedule
-from paam.select import Target
+from paam.select import MODIFIERS, Target
+from paam.train.device import find_device
 from paam.train.engine import Engine
 from paam.train.evaluation import accuracy
-from paam.train.run import find_device
 
 
 class Loader(Protocol):
@@ -69,7 +69,7 @@ def prune(
     keep_params: float | None = None,
     keep_filters: float | None = None,
     threshold: float | None = None,
-    round_to: int = 1,
+    round_to: int | None = None,
     schedule: Schedule | None = None,
     recipe: Recipe | None = None,
     seed: int = 0,
@@ -78,14 +78,21 @@ def prune(
 ) -> Pruned:
     """Train, prune and fine-tune a classifier. ``model`` is copied, not changed.
 
-    train, val: batches of images and labels. Exactly one target (or the recipe's own), as a share of the dense
-    network that may remain, or a threshold on scores; ``round_to``: widths in steps of so many filters.
+    train, val: batches of images and labels. One target (or the recipe's own), as a share of the dense network that
+    may remain, or a threshold on scores; MACs and parameters may be limited together. ``round_to``: widths in steps
+    of so many filters. What else shapes the recipe's target (floor, uniform) stays.
     ``schedule``: epochs of each phase; start with ``Schedule(warmup=0, ...)`` from a trained network. ``recipe``:
     everything else (optimisers, scorer, penalty, ...). ``on_event`` is told of every epoch.
     """
-    given = (threshold, keep_filters, keep_macs, keep_params)
-    target = recipe.target if recipe is not None and given == (None,) * 4 else Target(*given, round_to=round_to)
+    asked = {"threshold": threshold, "keep_filters": keep_filters, "keep_macs": keep_macs, "keep_params": keep_params}
+    limits: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    if recipe is None and not limits:
+        raise TargetError("Give a target, for example keep_macs=0.5, or a recipe that has one.")
     recipe = recipe or Recipe()
+    shape = {key: getattr(recipe.target, key) for key in MODIFIERS} | (
+        {} if round_to is None else {"round_to": round_to}
+    )
+    target = Target(**limits, **shape) if limits else dataclasses.replace(recipe.target, **shape)
     recipe = dataclasses.replace(recipe, target=target, schedule=schedule or recipe.schedule)
     if not hasattr(train, "__len__"):
         raise DataError("The training loader must know its length, as a DataLoader or a list of batches does.")

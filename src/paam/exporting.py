@@ -20,7 +20,8 @@ from paam.graph.channel_map import ChannelMap
 from paam.graph.modes import evaluating
 from paam.plan import recall_plan
 
-FORMATS = ("onnx", "pt2", "safetensors")
+EXPORTS = {"onnx": "model.onnx", "pt2": "model.pt2", "safetensors": "pruned.safetensors"}
+"""Format -> name of the file in a run's directory."""
 
 
 def export(model: nn.Module, example: Tensor | tuple[Tensor, ...], path: str | Path, format: str) -> None:
@@ -37,7 +38,7 @@ def export(model: nn.Module, example: Tensor | tuple[Tensor, ...], path: str | P
         program = _exported(model, example)
         write_atomically(path, _pt2(program) if format == "pt2" else _onnx(program))
     else:
-        raise RecipeError(f"There is no export format '{format}': {', '.join(FORMATS)}.")
+        raise RecipeError(f"There is no export format '{format}': {', '.join(EXPORTS)}.")
 
 
 def _exported(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> Any:

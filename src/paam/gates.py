@@ -33,11 +33,6 @@ class Gate(nn.Module):
         rows = [filter_rows(layer) for layer in self._layers]
         return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
 
-    def scores(self) -> Tensor:
-        """One score per filter, shape [F], with a gradient into the scorer and none into the filters."""
-        scores: Tensor = self._phi(self.scorer(self.rows()))
-        return scores
-
 
 class Gates(nn.ModuleList):
     """All gates of a network. Called, it returns what each of them multiplies by in the current ``mode``.
@@ -46,6 +41,8 @@ class Gates(nn.ModuleList):
     Layers of one shape are scored together. While ``hold``-ing, the weights that scorers read are taken as they were:
     a score phase does not move them.
     """
+
+    weights: Tensor
 
     def __init__(self, gates: Sequence[Gate]) -> None:
         super().__init__(gates)
@@ -57,6 +54,13 @@ class Gates(nn.ModuleList):
         self._held: list[Tensor] = []  # of each set of layers alike, [layers, F, N]
         self._holding = False
         self.mode: Mode = "open"
+        self.weigh([1.0] * len(gates))
+
+    def weigh(self, balances: Sequence[float]) -> None:
+        """Set ``weights``: each gate's weight in the penalty, once for each of its filters, gate after gate."""
+        masks = [self._gate(place).mask for place in range(len(self))]
+        weights = torch.cat([torch.full_like(mask, w) for mask, w in zip(masks, balances, strict=True)])
+        self.register_buffer("weights", weights, persistent=False)
 
     def forward(self) -> tuple[Tensor | None, ...]:
         if self.mode == "analog":
@@ -64,7 +68,10 @@ class Gates(nn.ModuleList):
         return tuple(None if self.mode == "open" else self._gate(place).mask for place in range(len(self)))
 
     def scores(self) -> tuple[Tensor, ...]:
-        """The scores of every gate, as ``Gate.scores`` has them; in full precision also where the network has less."""
+        """One score per filter, [F], of every gate, with a gradient into the scorers and none into the filters.
+
+        In full precision also where the network has less.
+        """
         found: dict[int, Tensor] = {}
         with torch.autocast(self._gate(0).mask.device.type, enabled=False):
             self._score(found)
@@ -81,7 +88,7 @@ class Gates(nn.ModuleList):
     def hold(self) -> None:
         """Read the filters now and not again until :meth:`release`. Memory is reused: captured steps refer to it."""
         rows = [torch.stack([self._gate(place).rows() for place in places]) for places in self._alike]
-        if not self._held:
+        if [(held.device, held.dtype) for held in self._held] != [(row.device, row.dtype) for row in rows]:
             self._held = rows
         for held, row in zip(self._held, rows, strict=True):
             held.copy_(row)

@@ -98,8 +98,7 @@ class Pruner:
         self.selection: Selection | None = None
         self._penalty = penalty
         balances = self.network.balance(balance)
-        device = next(iter(self.gates.values())).mask.device
-        self._weights = torch.cat([torch.full((g.width,), balances[g.name]) for g in self.network.groups]).to(device)
+        self._all_gates.weigh([balances[group.name] for group in self.network.groups])
         self._freeze_norms = score_norm == "eval"
         lr = LEARNING_RATES[scorer] if score_lr is None else score_lr
         learned = self.scorer_parameters()
@@ -120,7 +119,7 @@ class Pruner:
     def penalty(self) -> Tensor:
         """lambda * sum over groups of balance * l1 norm of the scores; differentiable."""
         scores = self._all_gates.scores()
-        return self._penalty * torch.dot(torch.cat(scores).abs(), self._weights.to(scores[0].dtype))
+        return self._penalty * torch.dot(torch.cat(scores).abs(), self._all_gates.weights.to(scores[0].dtype))
 
     def select(self, **target: Any) -> Selection:
         """Choose what stays by the current scores: threshold=, keep_filters=, keep_macs= or keep_params=; round_to=.

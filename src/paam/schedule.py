@@ -13,6 +13,11 @@ from typing import Literal
 PhaseName = Literal["warmup", "score", "weight", "finetune", "control"]
 
 
+def section_of(phase: PhaseName) -> PhaseName:
+    """The recipe's section for a phase: the dense control is trained as the small network is."""
+    return "finetune" if phase == "control" else phase
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Lengths in epochs. ``control``: also train the dense warm-up network on for as long, as the fair comparison."""

@@ -24,9 +24,6 @@ class Scorer(nn.Module):
     def attend(self, filters_FN: Tensor, *parameters: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def forward(self, filters_FN: Tensor) -> Tensor:
-        return self.attend(filters_FN, *self.tensors())
-
     def tensors(self) -> tuple[Tensor, ...]:
         """Parameters and buffers, as ``attend`` takes them."""
         return (*self.parameters(), *self.buffers())

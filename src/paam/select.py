@@ -44,8 +44,9 @@ class Target:
 
     def __post_init__(self) -> None:
         given = self.limits
-        if len(given) + (self.widths is not None) != 1 and set(given) != {"keep_macs", "keep_params"}:
-            what = " and ".join([*given, *["widths"] * (self.widths is not None)]) or "none"
+        chosen = [*given, *["widths"] * (self.widths is not None)]
+        if len(chosen) != 1 and chosen != ["keep_macs", "keep_params"]:
+            what = " and ".join(chosen) or "none"
             raise TargetError(
                 "Give one target of threshold, keep_filters, keep_macs, keep_params, widths,"
                 f" or keep_macs and keep_params together; {what} given."
@@ -59,6 +60,8 @@ class Target:
             raise TargetError(f"round_to is a whole number of filters, 1 or more; {self.round_to} was given.")
         if not 0 <= self.floor <= 1:
             raise TargetError(f"floor is the share of filters that every group keeps, 0 to 1; {self.floor} was given.")
+        if self.widths is not None and (self.round_to > 1 or self.floor or self.uniform):
+            raise TargetError("widths say how many filters each group keeps; leave out round_to, floor and uniform.")
         if self.uniform and self.threshold is not None:
             raise TargetError("A threshold compares scores of all groups; uniform needs a share or a budget instead.")
 
@@ -83,10 +86,14 @@ MODIFIERS = ("round_to", "floor", "uniform")
 
 @dataclass(frozen=True)
 class Selection:
-    """A plan, the threshold that it amounts to (filters scored below it fall), and its share of the dense network."""
+    """A plan, the threshold that it amounts to, and its share of the dense network.
+
+    Filters scored below the threshold fall, but for those that a floor, steps of widths or the strongest path keep.
+    None where no score decides between groups (uniform, widths).
+    """
 
     plan: Plan
-    threshold: float
+    threshold: float | None
     kept_params: float
     kept_macs: float
 
@@ -94,16 +101,19 @@ class Selection:
 def select(network: Network, scores: Mapping[str, Tensor], target: Target) -> Selection:
     """Choose the filters that stay. ``scores``: group name -> [width]."""
     order = _Order(network, scores, target)
+    threshold = target.threshold
     if target.widths is not None:
         choice = order.with_widths(_widths(network, Path(target.widths)))
+    elif threshold is not None:
+        choice = order.choice(order.below(threshold))
     else:
-        removed = order.below(target.threshold) if target.threshold is not None else _fit_budget(network, order, target)
+        removed = _fit_budget(network, order, target)
         choice = order.choice(removed)
+        threshold = None if target.uniform else order.threshold(removed)
     if target.round_to > 1 and target.threshold is None and target.widths is None:
         choice = _filled(network, order, target, choice)
     cost = network.cost(choice)
     shares = cost.params / network.dense.params, cost.macs / network.dense.macs
-    threshold = order.threshold(choice) if target.threshold is None else target.threshold
     return Selection(network.plan(choice), threshold, *shares)
 
 
@@ -118,7 +128,7 @@ def _fit_budget(network: Network, order: _Order, target: Target) -> int:
     least = _shares(network, order.choice(order.removable))
     for name, share in target.limits.items():
         if least[name] > share + ROUNDING:
-            raise _unreachable(name, share, least[name])
+            raise _unreachable(name, share, least[name], target.floor)
     counts = range(order.removable + 1)
     return bisect_left(counts, True, key=lambda removed: _fits(network, order.choice(removed), target))
 
@@ -157,9 +167,10 @@ ROUNDING = 1e-12
 """Shares are quotients: 7 of 10 filters may come out above 0.7."""
 
 
-def _unreachable(name: str, share: float, least: float) -> TargetError:
+def _unreachable(name: str, share: float, least: float, floor: float) -> TargetError:
+    why = f"a floor of {floor:g} and these scores" if floor else "these scores"
     return TargetError(
-        f"{name} = {share:g} cannot be reached: with these scores the network can be pruned to between {least:.4f}"
+        f"{name} = {share:g} cannot be reached: with {why} the network can be pruned to between {least:.4f}"
         " and 1 of its size."
     )
 
@@ -193,17 +204,11 @@ class _Order:
     def below(self, threshold: float) -> int:
         return int(np.searchsorted(self.values, threshold, side="left"))
 
-    def threshold(self, choice: Choice) -> float:
-        """The lowest score that stays among the removable ones; above all of them when none stays."""
-        removable = [
-            (self.scores_of[place][numbers], choice[group.name][numbers])
-            for place, (group, numbers) in enumerate(zip(self.groups, self.numbers_of, strict=True))
-        ]
-        kept = np.concatenate([score[stays] for score, stays in removable])
-        if kept.size:
-            return float(kept.min())
-        every = np.concatenate([score for score, _ in removable])
-        return float(np.nextafter(every.max(), np.inf)) if every.size else 0.0
+    def threshold(self, removed: int) -> float:
+        """The lowest score of the line that stays when the first ``removed`` fall; above all when none stays."""
+        if removed < self.removable:
+            return float(self.values[removed])
+        return float(np.nextafter(self.values[-1], np.inf)) if self.removable else 0.0
 
     def choice(self, removed: int) -> Choice:
         """The filters that stay when the first ``removed`` of the line fall; rounding brings back those that fell last.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import sys
 from typing import Annotated
 
@@ -9,6 +11,7 @@ import typer
 from rich.console import Console
 
 from paam.errors import PaamError
+from paam.report.plain import let_go
 from paam.version import __version__
 
 app = typer.Typer(
@@ -29,12 +32,23 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 def main() -> None:
-    """Entry point: every error paam raises on purpose becomes one sentence and exit code 2."""
+    """Entry point: every error paam raises on purpose becomes one sentence and exit code 2.
+
+    Standard output may know few characters, or have no room behind it: neither may end in a traceback.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # standard error escapes what it does not know
     try:
         app()
     except PaamError as error:
         complain(str(error))
         sys.exit(2)
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EPIPE):
+            raise
+        let_go()
+        complain(f"Standard output cannot be written: {error.strerror}.")
+        sys.exit(1)
 
 
 def complain(sentence: str) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from paam.cli.app import app
 from paam.errors import DeviceError, RecipeError
+from paam.exporting import EXPORTS
 from paam.exporting import export as export_model
 from paam.inspection import inspect as inspect_network
 from paam.models import MODELS, build_model
@@ -22,8 +23,8 @@ from paam.plan import LARGEST_INPUT
 from paam.record import environment
 from paam.report.tables import comparison_table, inspection_table
 from paam.speed import compare
+from paam.train.device import find_device
 from paam.train.opened import OpenedRun, open_run
-from paam.train.run import find_device
 
 
 @app.command(
@@ -72,8 +73,7 @@ def export(
 ) -> None:
     """Write the pruned network of a run as one file for other programs; its batch size stays free."""
     opened = open_run(run_directory)
-    default = "pruned.safetensors" if format == "safetensors" else f"model.{format}"
-    out = out or run_directory / default
+    out = out or run_directory / EXPORTS.get(format, "")
     export_model(opened.small, opened.example(2), out, format)
     console = Console()
     console.print(f"{out}  ({out.stat().st_size / 1e6:.2f} MB)", highlight=False)
@@ -119,10 +119,15 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def _how_to_load(out: Path, format: str, opened: OpenedRun) -> str:
     name, sizes = opened.recipe.model.name, list(opened.plan.inputs[0][1:])
-    classes = len(opened.record[0]["classes"])
+    start = opened.record[0]
+    built = f'paam.models.build_model("{name}", num_classes={len(start["classes"])}, in_channels={sizes[0]})'
     how = {
         "onnx": f'onnxruntime.InferenceSession("{out}")',
         "pt2": f'torch.export.load("{out}").module()',
-        "safetensors": f'paam.load("{out}", model)  # model: {name} as the run built it, {classes} classes',
+        "safetensors": f'paam.load("{out}", {built})',
     }[format]
-    return f"load it with  {how}\ninput: [N, {', '.join(map(str, sizes))}], normalised as in the run's record.jsonl"
+    mean, std = (", ".join(f"{value:.4f}" for value in start["normalization"][key]) for key in ("mean", "std"))
+    return (
+        f"load it with  {how}\ninput: [N, {', '.join(map(str, sizes))}], (pixel / 255 - mean) / std"
+        f" with mean {mean} and std {std}"
+    )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import signal
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -20,14 +23,15 @@ from paam.recipe import load_recipe, parse_override, shipped_recipes
 from paam.record import RECORD_FILE, Event, of_kind, read_record
 from paam.report.html import write_report
 from paam.report.phrases import result_line
-from paam.report.plain import put
+from paam.report.plain import put, show
 from paam.report.summary import summary
 from paam.report.tables import sweep_table
 from paam.report.tensorboard import TensorBoardView
 from paam.report.views import choose_view
 from paam.train.checkpoint import checkpoints
+from paam.train.device import find_device, usual_device
 from paam.train.directory import CHECKPOINTS, REPORT_FILE, TENSORBOARD
-from paam.train.run import find_device, run
+from paam.train.run import run
 from paam.train.sweep import jobs_of, results, run_jobs, shared_gpu
 
 DEMO_RECIPE = "digits-resnet20-kq"
@@ -45,15 +49,21 @@ def _share(of: str) -> Any:
 
 @app.command(epilog="Example:  paam demo")
 def demo(
-    out: Annotated[Path, typer.Option(help="Run directory; an earlier demo in it is replaced.")] = Path("runs/demo"),
+    out: Annotated[
+        Path, typer.Option(help="Run directory; an earlier demo in it is replaced, unless --resume is given.")
+    ] = Path("runs/demo"),
     seed: Seed = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the demo in --out.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
     tensorboard: Board = False,
 ) -> None:
     """Prune ResNet-20 to half of its MACs on the embedded digits, from random init, in under two minutes."""
-    if out.is_dir() and any(out.iterdir()) and not _holds_demo(out):
+    if out.is_dir() and any(out.iterdir()) and not _demo_in(out):
         raise ArtifactError(f"The directory {out} holds something else than an earlier demo; choose another --out.")
+    earlier = _demo_in(out)
+    if earlier and not resume and not of_kind(earlier, "end"):
+        complain(f"The demo in {out} was not finished and is begun anew; --resume would go on with it.")
     _prune(
         DEMO_RECIPE,
         {},
@@ -62,8 +72,8 @@ def demo(
         device="cpu",
         shown={"quiet": quiet, "as_json": as_json},
         tensorboard=tensorboard,
-        resume=False,
-        overwrite=_holds_demo(out),
+        resume=resume,
+        overwrite=bool(earlier) and not resume,
     )
 
 
@@ -133,8 +143,10 @@ def sweep(
     ] = None,
 ) -> None:
     """Run recipes with several seeds or settings, a few at a time on one GPU, and compare. Run again to go on."""
-    device = find_device(device)
-    on_gpu = device.startswith("cuda")
+    device = usual_device(device)
+    on_gpu = device.startswith("cuda") and torch.cuda.is_available()
+    if not on_gpu:  # a GPU is left to the runs: it may serve one process at a time
+        find_device(device)
     options = [part for text in settings or () for part in ("--set", text)]
     options += ["--device", device, *([] if data is None else ["--data", str(data)])]
     planned = jobs_of(recipes, _numbers(seeds), vary or (), options, out)
@@ -142,9 +154,20 @@ def sweep(
         load_recipe(job.arguments[0], dict(parse_override(text) for text in _after(job.arguments, "--set")))
     console = Console()
     at_once = jobs or (4 if on_gpu else 1)
-    with shared_gpu(on_gpu and at_once > 1):
-        codes = run_jobs(planned, at_once, lambda line: console.print(line, highlight=False, soft_wrap=True))
-    console.print(sweep_table(results(planned)))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, it must reach the runs
+    try:
+        with shared_gpu(on_gpu and at_once > 1):
+            codes = run_jobs(planned, at_once, lambda line: console.print(line, highlight=False, soft_wrap=True))
+    except KeyboardInterrupt:
+        complain("Stopped; the same command goes on from what the runs have saved.")
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    done = [job for job in planned if not codes[job.out]]  # a run that failed may hold the results of an earlier one
+    ends = results(done)
+    console.print(sweep_table({job.variant: ends.get(job.variant, []) for job in planned}))
+    if done:
+        console.print(f"a page of them:  paam report {out}/*/ -o report.html", highlight=False, soft_wrap=True)
     failed = [path.name for path, code in codes.items() if code]
     if failed:
         complain(f"{len(failed)} of {len(codes)} runs failed: {', '.join(failed)}; their .log files say why.")
@@ -153,9 +176,10 @@ def sweep(
 
 def _numbers(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts) or len(set(parts)) < len(parts):
+    numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 20]
+    if len(set(numbers)) < len(parts):
         raise RecipeError(f"--seeds takes different whole numbers such as 0,1,2; '{text}' was given.")
-    return [int(part) for part in parts]
+    return numbers
 
 
 def _after(arguments: tuple[str, ...], option: str) -> list[str]:
@@ -183,14 +207,15 @@ def _prune(
 ) -> None:
     """Run a recipe in front of the user."""
     loaded = load_recipe(recipe, overrides)
-    resuming = _resuming(recipe, out, seed)
+    resuming = f"{_command(sys.argv[1:])} --resume"
     try:
         with contextlib.ExitStack() as views:
             boards = [views.enter_context(TensorBoardView(out / TENSORBOARD))] if tensorboard else []
             view = views.enter_context(choose_view("Ctrl-C stops; --resume goes on", **shown))
 
             def asked() -> None:
-                view.warn("stopping behind this step; Ctrl-C once more stops at once, without saving")
+                again = "Ctrl-C once more" if stopping.received == signal.SIGINT else "a second signal"
+                view.warn(f"stopping behind this step; {again} stops at once, without saving")
 
             def at_once() -> None:
                 view.close()
@@ -207,36 +232,39 @@ def _prune(
                     tell(event)
 
             stopping = views.enter_context(Stopping(asked, at_once))
-            events = run(loaded, out, seed=seed, watch=watch, on_step=view.step, stop=stopping.asked, **options)
+            options |= {"seed": seed, "command": _command(sys.argv[1:]), "watch": watch, "on_step": view.step}
+            events = run(loaded, out, stop=stopping.asked, **options)
     except StoppedError as stopped:
         complain(f"{stopped} Go on with:  {resuming}")
         raise typer.Exit(stopping.exit_code) from None
-    if shown["as_json"]:
-        return
-    if shown["quiet"]:
-        put(f"{result_line(of_kind(events, 'start')[0], of_kind(events, 'end')[0])}; {out}")
-        return
-    console = Console()
-    console.print(summary(events))
-    console.print(f"\nartifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors", highlight=False)
     record, page = out / RECORD_FILE, out / REPORT_FILE
-    if not page.exists() or page.stat().st_mtime < record.stat().st_mtime:
-        write_report([record], page)
-    console.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _resuming(recipe: str, out: Path, seed: int) -> str:
-    """The command that goes on with a run."""
-    given = sys.argv[1:]
-    if given[:1] != ["prune"]:
-        given = ["prune", recipe, "--device", "cpu", "--seed", str(seed), "--out", str(out)]
-    given = [word for word in given if word not in ("--resume", "--overwrite")]
-    return shlex.join(["paam", *given, "--resume"])
-
-
-def _holds_demo(out: Path) -> bool:
-    """Whether a directory holds an earlier demo, which a new one may replace."""
     try:
-        return str(read_record(out / RECORD_FILE)[0]["command"]).startswith("paam demo")
+        if not page.exists() or page.stat().st_mtime < record.stat().st_mtime:
+            write_report([record], page)
+    finally:  # a page that cannot be written must not cost the result, nor the other way round
+        if not view.heard or not _tell_result(events, out, **shown):
+            complain(f"The run in {out} is finished, but standard output could not be written.")
+
+
+def _tell_result(events: list[Event], out: Path, *, quiet: bool, as_json: bool) -> bool:
+    """The end of what a finished run prints; False when nobody reads it."""
+    if as_json:
+        return True
+    if quiet:
+        return put(f"{result_line(of_kind(events, 'start')[0], of_kind(events, 'end')[0])}; {out}")
+    files = f"artifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors"
+    return show(Console(), summary(events), f"\n{files}\nreport: {out / REPORT_FILE}")
+
+
+def _command(given: Sequence[str]) -> str:
+    """What starts the run again, from the command line that was given."""
+    return shlex.join(["paam", *(word for word in given if word not in ("--resume", "--overwrite"))])
+
+
+def _demo_in(out: Path) -> list[Event]:
+    """The record of an earlier demo in a directory, which a new one may replace; empty where there is none."""
+    try:
+        events = read_record(out / RECORD_FILE)
+        return events if str(events[0]["command"]).startswith("paam demo") else []
     except (PaamError, LookupError, TypeError):
-        return False
+        return []

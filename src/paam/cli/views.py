@@ -14,10 +14,11 @@ from rich.console import Console
 from paam.cli.app import app, complain
 from paam.errors import ArtifactError
 from paam.progress import PROGRESS_FILE, read_progress
-from paam.record import RECORD_FILE, Event
-from paam.report.alive import Life, life, silent_for
+from paam.record import LOCK_FILE, RECORD_FILE, Event
+from paam.report.alive import FRESH, Life, life, lock_held, silent_for
+from paam.report.checking import read_events
 from paam.report.follow import Follower
-from paam.report.phrases import age
+from paam.report.phrases import age, resume_command
 from paam.report.runs import list_runs, runs_table
 from paam.report.state import RunState, after
 from paam.report.summary import summary
@@ -44,7 +45,10 @@ def watch(
     if not view.heard:
         return
     if state.end is None:
-        complain(f"The run in {run_directory} stopped {_where(state)}; its command with --resume goes on with it.")
+        ended = "stopped" if state.failed is None else "failed"
+        resuming = resume_command(state.start) if state.start else ""
+        how = f"Go on with:  {resuming}" if resuming else "Its command with --resume goes on with it."
+        complain(f"The run in {run_directory} {ended} {_where(state)}. {how}")
         raise typer.Exit(1)
     if not as_json and state.start is not None:
         Console().print(summary([state.start, state.end]))
@@ -79,8 +83,10 @@ def _follow(run_directory: Path, view: View) -> RunState:
             for event in news:
                 state = after(state, event)
                 view.event(event)
-            if state.end is not None:
+            if state.end is not None or state.failed is not None:
                 break
+            if state.start is None and not news and _left_alone(run_directory):
+                read_events(run_directory / RECORD_FILE)  # it is refused for what it lacks
             view.at(read_progress(run_directory / PROGRESS_FILE))
             longest = max((max(several) for several in state.seconds.values()), default=0.0)
             signs = life(run_directory, longest)
@@ -89,6 +95,11 @@ def _follow(run_directory: Path, view: View) -> RunState:
             view.warn(_silence(run_directory, signs))
             time.sleep(POLL)
     return state
+
+
+def _left_alone(run_directory: Path) -> bool:
+    """Whether no process is known to be at work, nor was a moment ago."""
+    return lock_held(run_directory / LOCK_FILE) is None and silent_for(run_directory) > FRESH
 
 
 def _where(state: RunState) -> str:

@@ -183,7 +183,8 @@ def _grey(images: Tensor) -> Tensor:
 def _blend(images: Tensor, other: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
     """Away from or towards ``other``: at strength 1 nearly there, or as far on the other side. Fractions fall away."""
     factor = 1 + 0.99 * strength * sign
-    return (factor * images + (1 - factor) * other).clamp(0, 255).floor()
+    # In this form what equals its other stays: a sum of two products may fall short of it, and then lose a level.
+    return (other + factor * (images - other)).clamp(0, 255).floor()
 
 
 def _brightness(images: Tensor, strength: Tensor, sign: Tensor) -> Tensor:

@@ -81,3 +81,9 @@ class Dataset:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    def close(self) -> None:
+        """End the processes that read images, where there are any."""
+        for split in (self.train, self.holdout, self.test):
+            if split is not None and isinstance(split.images, ImageFiles):
+                split.images.close()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from paam.errors import DataError
+from paam.errors import DataError, one_line
 
 Decode = Callable[[Path, int], Tensor]
 """A file and a side in pixels -> uint8 [3, side, side]; raises DataError."""
@@ -54,14 +56,36 @@ class ImageFiles:
                 prefetch_factor=AHEAD if self.workers else None,
                 persistent_workers=bool(self.workers),
                 pin_memory=torch.cuda.is_available(),
-                multiprocessing_context="forkserver" if self.workers else None,
+                multiprocessing_context=_processes() if self.workers else None,
                 generator=torch.Generator(),  # of its own: a loader that draws from torch's moves what dropout sees
                 worker_init_fn=_ignore_interrupts,
             )
-        for block in self._loader:
+        blocks = iter(self._loader)
+        while (block := _next(blocks)) is not None:
             if isinstance(block, str):
                 raise DataError(block)
             yield block
+
+    def close(self) -> None:
+        """End the processes; the next block begins new ones. Left to the garbage collector, that takes seconds."""
+        self._loader = None
+
+
+def _processes() -> BaseContext:
+    """Readers are forked from a server that has imported what they need, once for all of them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "paam.data.folder"])
+    return context
+
+
+def _next(blocks: Iterator[Tensor | str]) -> Tensor | str | None:
+    """The next block; None behind the last."""
+    try:
+        return next(blocks, None)
+    except RuntimeError as error:  # killed, as a rule for want of memory
+        raise DataError(
+            f"A process that reads images has ended ({one_line(error)}). Lower data.workers; 0 needs no such process."
+        ) from error
 
 
 class _Reader(torch.utils.data.Dataset[Tensor | str]):

@@ -23,15 +23,16 @@ FRESH = 5.0
 Life = Literal["alive", "silent", "gone"]
 
 
-def life(run: Path, longest_epoch: float) -> Life:
+def life(run: Path, longest_epoch: float, grace: float = FRESH) -> Life:
     """ "gone": nobody holds its lock. "silent": nobody knows, and it has written nothing for long.
 
+    Within ``grace`` seconds of a sign of life nothing else is asked; 0: a lock, where there is one, decides alone.
     Measuring takes a while without a sign of life: three times the longest epoch, in seconds, is enough for it.
     """
     silence = silent_for(run)
-    if silence < FRESH:
+    if grace and silence < grace:
         return "alive"
-    held = _lock_held(run / LOCK_FILE)
+    held = lock_held(run / LOCK_FILE)
     if held is not None:
         return "alive" if held else "gone"
     return "silent" if silence > max(SILENCE, 3 * longest_epoch) else "alive"
@@ -48,7 +49,7 @@ def silent_for(run: Path) -> float:
     return time.time() - max(times, default=0.0)
 
 
-def _lock_held(path: Path) -> bool | None:
+def lock_held(path: Path) -> bool | None:
     """None when there is no lock to ask. The question is a shared lock, given back at once."""
     if fcntl is None:
         return None

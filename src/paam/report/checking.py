@@ -36,8 +36,8 @@ def text(value: Any) -> bool:
 
 
 def threshold(value: Any) -> bool:
-    """Where nothing is kept, or everything, it may be infinite."""
-    return number(value) or (isinstance(value, float) and math.isinf(value))
+    """Where nothing is kept, or everything, it may be infinite; None where no score decided between groups."""
+    return maybe_number(value) or (isinstance(value, float) and math.isinf(value))
 
 
 def maybe_number(value: Any) -> bool:
@@ -118,6 +118,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "scores": {"epoch": whole, "cycle": whole, "scores": scores},
     "selection": {"epoch": whole, "cycle": whole, "threshold": threshold, **_SHARES, "kept_filters": widths},
+    "failed": {"epoch": whole, "reason": text},
     "end": {"latency_batch": whole, "kept_filters": widths, "dense": _DENSE, "pruned": _RESULT},
 }
 """Keys that are read of each kind of event, and what each must be. Other kinds and keys are passed over."""
@@ -159,8 +160,10 @@ def require(event: Event) -> None:
 
 
 def read_events(path: Path) -> list[Event]:
-    """A record whose every event can be shown."""
+    """A record whose every event can be shown, and which has one."""
     events = read_record(path)
+    if not events:
+        raise ArtifactError(f"The record {path} is empty: its run never began.")
     for line, event in enumerate(events, 1):
         check_line(event, path, line)
     return events

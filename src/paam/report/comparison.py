@@ -9,24 +9,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paam.report.facts import Facts
+from paam.report.facts import Facts, text
 from paam.report.figures import Line, Mark, Plot, polyline
 from paam.report.headline import against_dense, recipe_rows
 from paam.report.scales import linear
 from paam.report.words import NOTHING, TIMES, signed
 
-PUBLISHED = {  # accuracy in percent, FLOPs removed in percent: arXiv 2210.11114
+PUBLISHED = {  # accuracy, parameters removed, FLOPs removed, in percent: arXiv 2210.11114
     "resnet56": {
-        "Vanilla, medium": (94.28, 49.3),
-        "Vanilla, high": (92.42, 70.5),
-        "KQ, medium": (94.01, 52.3),
-        "KQ, high": (93.10, 74.7),
+        "Vanilla, medium": (94.28, 52.3, 49.3),
+        "Vanilla, high": (92.42, 83.0, 70.5),
+        "KQ, medium": (94.01, 54.0, 52.3),
+        "KQ, high": (93.10, 70.0, 74.7),
     },
     "resnet110": {
-        "Vanilla, medium": (94.69, 51.3),
-        "Vanilla, high": (93.68, 74.8),
-        "KQ, medium": (94.63, 40.9),
-        "KQ, high": (93.99, 77.2),
+        "Vanilla, medium": (94.69, 54.9, 51.3),
+        "Vanilla, high": (93.68, 79.3, 74.8),
+        "KQ, medium": (94.63, 48.3, 40.9),
+        "KQ, high": (93.99, 66.5, 77.2),
     },
 }
 
@@ -47,37 +47,64 @@ class Cell:
 
 @dataclass(frozen=True)
 class Family:
-    """Runs of one recipe, which differ in their seed. ``numbers``: places of the runs on the page, from 1.
+    """Finished runs of one recipe with distinct seeds, or a run that stands alone.
 
-    ``differs``: the keys of the recipe whose values at most half of the recipes share.
+    ``numbers``: places of the runs on the page, from 1. ``differs``: the keys of the recipe whose values at most half
+    of the recipes share. ``note``: why a run stands apart from others of its recipe.
     """
 
     label: str
     numbers: list[int]
     runs: list[Facts]
     differs: str
+    note: str
 
 
 COLUMNS = ("seeds", "test accuracy", "against dense", "parameters", "MACs", "speed", "epochs")
 
 
 def families(runs: Sequence[Facts]) -> list[Family]:
-    """Runs by recipe, in the order they were given, with the keys that set a recipe apart from the others."""
+    """Rows of the table in the order of the runs, with the keys that set a recipe apart from the others."""
     found: dict[str, list[tuple[int, Facts]]] = {}
     for number, run in enumerate(runs, 1):
-        # A run whose recipe is lost belongs with no other.
-        key = json.dumps(run.recipe, sort_keys=True) if run.recipe else f"run {number}"
+        # A run whose recipe is lost, or was changed on the way, belongs with no other.
+        changed = any(not change.key.startswith("environment.") for change in run.changes)
+        key = json.dumps(run.recipe, sort_keys=True) if run.recipe and not changed else f"run {number}"
         found.setdefault(key, []).append((number, run))
     flat = [_flat(members[0][1].recipe) for members in found.values()]
     shared = Counter(pair for keys in flat for pair in keys.items())
     named = []
     for members, keys in zip(found.values(), flat, strict=True):
-        apart = [f"{key} = {value}" for key, value in keys.items() if shared[key, value] <= len(flat) / 2]
-        names = [run.name for _, run in members]
-        label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-        numbers = [number for number, _ in members]
-        named.append(Family(label, numbers, [run for _, run in members], ", ".join(apart)))
-    return named
+        apart = ", ".join(f"{key} = {value}" for key, value in keys.items() if shared[key, value] <= len(flat) / 2)
+        for seeds, note in _by_seed(members):
+            names = [run.name for _, run in seeds]
+            label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+            named.append(Family(label, [number for number, _ in seeds], [run for _, run in seeds], apart, note))
+    return sorted(named, key=lambda family: family.numbers[0])
+
+
+def _by_seed(members: Sequence[tuple[int, Facts]]) -> list[tuple[list[tuple[int, Facts]], str]]:
+    """Runs of one recipe, by their numbers: its finished seeds together, and each run that is no further seed."""
+    seeds: dict[str, tuple[int, Facts]] = {}
+    for number, run in members:
+        if run.finished and run.start.get("seed") is not None:
+            seeds.setdefault(_seed(run), (number, run))
+    rows = [(list(seeds.values()), "")] if seeds else []
+    taken = {number for number, _ in seeds.values()}
+    for number, run in members:
+        if number in taken:
+            continue
+        notes = [] if run.finished else ["not finished"]
+        if len(members) > 1 and run.start.get("seed") is None:
+            notes.append("its seed is not recorded")
+        elif same := seeds.get(_seed(run)):
+            notes.append(f"the same recipe and seed as {same[1].name}")
+        rows.append(([(number, run)], ", ".join(notes)))
+    return rows
+
+
+def _seed(run: Facts) -> str:
+    return json.dumps(run.start.get("seed"), sort_keys=True)
 
 
 def _flat(recipe: Any) -> dict[str, str]:
@@ -103,7 +130,7 @@ def row(family: Family) -> list[Cell]:
     if fair:
         gain = _spread(fair, lambda mean: f"{signed(mean)} points")
     return [
-        Cell(", ".join(str(run.start.get("seed", "?")) for run in runs), float(len(runs))),
+        Cell(", ".join(text(run.start.get("seed")) or "?" for run in runs), float(len(runs))),
         _spread([run.pruned.accuracy for run in runs], lambda mean: f"{mean:.2f} %"),
         gain,
         _spread([_removed(run.kept_params) for run in runs], lambda mean: f"{signed(mean, 1)} %", 1),
@@ -132,7 +159,7 @@ def published(runs: Sequence[Facts]) -> dict[str, tuple[float, float]]:
     models = [model for model in PUBLISHED if any(run.model == model and run.data == "cifar10" for run in runs)]
     points = {}
     for model in models:
-        for label, (accuracy, removed) in PUBLISHED[model].items():
+        for label, (accuracy, _, removed) in PUBLISHED[model].items():
             name = f"{model}, {label}" if len(models) > 1 else label
             points[name] = (round(100 - removed, 1), accuracy)
     return points
@@ -175,10 +202,11 @@ def plane(found: Sequence[Family]) -> Plot | None:
 
 
 def _clear(marks: list[Mark]) -> list[Mark]:
-    """Labels on the side that has room, moved down where they would cover another."""
+    """Labels on the side that has room, moved down where they would cover another, and up from the axis."""
     placed: list[tuple[float, float, float]] = []  # left, right, top of a label
-    moved = []
-    for mark in sorted(marks, key=lambda m: (m.top, m.left)):
+    ordered = sorted(marks, key=lambda m: (m.top, m.left))
+    sides = []
+    for mark in ordered:
         length = LETTER * len(f"{mark.label} {mark.name}") + 2
         before = mark.left + length > 100
         left, right = (mark.left - length, mark.left) if before else (mark.left, mark.left + length)
@@ -187,5 +215,15 @@ def _clear(marks: list[Mark]) -> list[Mark]:
             if left < other_right and other_left < right and abs(taken - top) < LINE:
                 top = taken + LINE
         placed.append((left, right, top))
-        moved.append(replace(mark, before=before, shift=round(top - mark.top, 2)))
-    return moved
+        sides.append(before)
+    settled: dict[int, tuple[float, float, float]] = {}
+    for place in sorted(range(len(placed)), key=lambda place: -placed[place][2]):  # the lowest first
+        left, right, top = placed[place]
+        below = [
+            taken for other_left, other_right, taken in settled.values() if left < other_right and other_left < right
+        ]
+        settled[place] = (left, right, min([top, 100 - LINE, *(taken - LINE for taken in below)]))
+    return [
+        replace(mark, before=sides[place], shift=round(settled[place][2] - mark.top, 2))
+        for place, mark in enumerate(ordered)
+    ]

@@ -12,7 +12,7 @@ from typing import Any
 
 from paam.record import Event, of_kind
 
-KINDS = ("start", "epoch", "scores", "selection", "end")
+KINDS = ("start", "changed", "epoch", "scores", "selection", "failed", "end")
 FAIR = "the same epochs"
 """What a record says of a dense network that was trained as long as the pruned one."""
 
@@ -45,6 +45,17 @@ class Cycle:
 
 
 @dataclass(frozen=True)
+class Change:
+    """A key of the recipe, or of what a run depends on ("environment.hardware"), that a resumed run changed."""
+
+    epoch: int
+    """Epochs done by then."""
+    key: str
+    before: Any
+    now: Any
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What was measured of a network at the end: accuracy in percent, counts, milliseconds (median, low, high)."""
 
@@ -71,9 +82,22 @@ class Facts:
     streams: frozenset[str]
     finished: bool
     problems: list[str]
+    changes: list[Change]
 
     @property
     def recipe(self) -> Mapping[str, Any]:
+        """As it was at the end, with what was changed on the way."""
+        tree = {key: dict(value) if isinstance(value, dict) else value for key, value in self._begun_with.items()}
+        for change in self.changes:
+            section, _, key = change.key.partition(".")
+            if isinstance(tree.get(section), dict) and key:
+                tree[section][key] = change.now
+            elif section in tree:
+                tree[section] = change.now
+        return tree
+
+    @property
+    def _begun_with(self) -> Mapping[str, Any]:
         return mapping(self.start.get("recipe"))
 
     @property
@@ -116,6 +140,7 @@ def gather(name: str, events: Iterable[Event], problems: Iterable[str] = ()) -> 
     end = ends[-1] if ends else {}
     epochs, bad_epochs = _epochs(of_kind(events, "epoch"))
     cycles, bad_cycles = _cycles(events)
+    changes, bad_changes = _changes(of_kind(events, "changed"))
     dense = _outcome(end.get("dense"))
     if not end:
         counted = mapping(start.get("dense"))
@@ -127,7 +152,7 @@ def gather(name: str, events: Iterable[Event], problems: Iterable[str] = ()) -> 
 
     if not start:
         found.append("The start of the record is missing: recipe, seed, hardware and command are not known.")
-    if bad := bad_epochs + bad_cycles:
+    if bad := bad_epochs + bad_cycles + bad_changes:
         found.append(f"{bad} {'event' if bad == 1 else 'events'} could not be read and were left out.")
     lost = [str(epoch.number) for epoch in epochs if epoch.loss is None]
     if lost:
@@ -136,6 +161,7 @@ def gather(name: str, events: Iterable[Event], problems: Iterable[str] = ()) -> 
     if unknown:
         found.append(f"Events of a kind that is not known here were passed over: {', '.join(sorted(unknown))}.")
     if not end:
+        found += [f"The run failed: {text(event.get('reason'))}" for event in of_kind(events, "failed")[-1:]]
         found.append(_unfinished(start, epochs))
     else:
         results = {"dense": dense, "pruned": pruned}
@@ -157,6 +183,7 @@ def gather(name: str, events: Iterable[Event], problems: Iterable[str] = ()) -> 
         streams=streams,
         finished=bool(end),
         problems=found,
+        changes=changes,
     )
 
 
@@ -216,6 +243,19 @@ def _cycles(events: Iterable[Event]) -> tuple[list[Cycle], int]:
             facts["kept_macs"] = fraction(event.get("kept_macs"))
             facts["accuracy"] = percent(event.get("accuracy"))
     return [Cycle(number, **merged[number]) for number in sorted(merged)], bad
+
+
+def _changes(events: Iterable[Event]) -> tuple[list[Change], int]:
+    """What was changed on the way, in order; and how many events could not be read."""
+    found, bad = [], 0
+    for event in events:
+        epoch, changes = whole(event.get("epoch")), event.get("changes")
+        pairs = [(key, _list(pair)) for key, pair in mapping(changes).items()]
+        if epoch is None or not pairs or any(len(pair) != 2 for _, pair in pairs):
+            bad += 1
+            continue
+        found += [Change(epoch, key, *pair) for key, pair in pairs]
+    return found, bad
 
 
 def _scores(value: Any) -> dict[str, list[float]]:

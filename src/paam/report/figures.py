@@ -53,7 +53,7 @@ class Mark:
     before: bool = False
     """Whether the label stands on the left."""
     shift: float = 0.0
-    """How far the label moved down from its point, in percent, to stay clear of others."""
+    """How far the label moved down from its point, in percent, to stay clear of others; up where negative."""
 
 
 @dataclass(frozen=True)

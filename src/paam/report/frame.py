@@ -8,7 +8,9 @@ from rich.text import Text
 
 from paam.record import Event
 from paam.report.phrases import (
+    bar_cells,
     clean,
+    control_line,
     curve_blocks,
     duration,
     filters,
@@ -70,6 +72,8 @@ def _header(state: RunState, start: Event, width: int) -> list[Text]:
     where = Text("")
     if state.end is not None:
         where.append("finished", "bold green")
+    elif state.failed is not None:
+        where.append("failed", "bold red")
     elif state.done >= state.epochs:
         where.append("measuring the result", "bold cyan")
     elif (phase := state.phase) is not None:
@@ -77,6 +81,8 @@ def _header(state: RunState, start: Event, width: int) -> list[Text]:
         if phase.cycle:
             where.append(f"   cycle {phase.cycle} of {state.cycles}")
         where.append(f"   epoch {phase.index + 1} of {phase.length}")
+    if state.control is not None:
+        where.append(f"   {control_line(state.control)}")
     return [_apart(Text(title(start), "bold"), Text(right, "dim"), width), Text("─" * width, "dim"), where]
 
 
@@ -115,7 +121,7 @@ def _bar(share: float, width: int) -> Text:
 
 
 def _figures(state: RunState, width: int) -> list[Text]:
-    """Labels over values, of the last epoch that is finished."""
+    """Labels over values, of the last epoch that is finished; the dense control has none here."""
     assert state.start is not None
     last, chosen = state.last, state.selection
     accuracy = None if last is None else last["accuracy"]
@@ -179,7 +185,7 @@ def _layers(selection: Event, width: int, height: int) -> list[Text]:
 def _layer(name: str, kept: int, width: int, *, label: int, bar: int, cell: int) -> Text:
     shown = Text(name)
     shown.truncate(max(label, 1), overflow="ellipsis", pad=True)
-    full = math.ceil(bar * kept / width)  # a single filter shows, none does not
+    full = bar_cells(kept, width, bar)
     line = Text.assemble(shown, f"{kept:>5}/{width:<5}", ("█" * full, "green"), ("░" * (bar - full), "bright_black"))
     line.truncate(cell, overflow="ellipsis", pad=True)
     return line

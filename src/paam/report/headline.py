@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paam.report.facts import Facts, Outcome, text
+from paam.report.phrases import MONITORS
 from paam.report.words import NOTHING, TIMES, duration, plain, signed
 
 
@@ -32,13 +33,22 @@ def cards(facts: Facts) -> list[Card]:
 def _accuracy(facts: Facts) -> Card:
     dense, pruned = facts.dense.accuracy, facts.pruned.accuracy
     if pruned is None:
-        seen = [epoch for epoch in facts.epochs if epoch.accuracy is not None]
-        so_far = [f"{seen[-1].accuracy:.2f} % after epoch {seen[-1].number}"] if seen else []
-        return Card("Test accuracy", NOTHING, ["not recorded", *so_far])
+        return Card("Test accuracy", NOTHING, ["not recorded", *_so_far(facts)])
     if dense is None:
         return Card("Test accuracy", f"{pruned:.2f} %", ["dense: not recorded"])
     trained = f" ({facts.trained})" if facts.trained else ""
     return Card("Test accuracy", f"{pruned:.2f} %", [f"dense {dense:.2f}\u00a0%{trained}", against_dense(facts)])
+
+
+def _so_far(facts: Facts) -> list[str]:
+    """The accuracy after the last epoch of the network itself; the dense control is another network."""
+    seen = [epoch for epoch in facts.epochs if epoch.accuracy is not None and epoch.phase != "control"]
+    if not seen:
+        return []
+    measured = MONITORS.get(text(facts.start.get("monitor")))
+    line = f"{seen[-1].accuracy:.2f} % after epoch {seen[-1].number}"
+    lines = [f"{measured} {line}" if measured else f"{line} (set not recorded)"]
+    return lines if any(cycle.kept for cycle in facts.cycles) else [*lines, "nothing is pruned yet"]
 
 
 def against_dense(facts: Facts) -> str:

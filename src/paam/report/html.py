@@ -16,7 +16,7 @@ from paam.files import write_atomically
 from paam.record import salvage_record
 from paam.report import budget, comparison, figures, headline, stages
 from paam.report.facts import Facts, gather, text
-from paam.report.words import NOTHING, signed
+from paam.report.words import NOTHING, plain, signed
 from paam.version import __version__
 
 
@@ -99,6 +99,7 @@ def _sections(run: Facts) -> dict[str, Any]:
         "facts": run,
         "description": text(run.recipe.get("description")),
         "command": text(run.start.get("command")),
+        "changes": [(c.epoch, c.key, plain(c.before), plain(c.now)) for c in run.changes],
         "cards": headline.cards(run),
         "budget": budget.budget(run),
         "curves": figures.curves(run) if run.epochs else {},

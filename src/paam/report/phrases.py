@@ -80,13 +80,16 @@ def told_lines(event: Event) -> list[str]:
         return [
             f"from here on {clean(k)} = {clean(now)} (was {clean(old)})" for k, (old, now) in event["changes"].items()
         ]
+    if kind == "failed":
+        return [f"failed: {clean(event['reason'])}"]
     return [selection_line(event)] if kind == "selection" else []
 
 
 def selection_line(event: Event) -> str:
     kept, width = filters(event)
+    theta = "" if event["threshold"] is None else f" (scores from {event['threshold']:.3f})"
     return (
-        f"cycle {event['cycle']}: {kept} of {width} filters stay (scores from {event['threshold']:.3f}),"
+        f"cycle {event['cycle']}: {kept} of {width} filters stay{theta},"
         f" {100 * event['kept_macs']:.1f} % of MACs, {100 * event['kept_params']:.1f} % of parameters"
     )
 
@@ -104,6 +107,21 @@ def phase_line(phase: str, cycle: int) -> str:
 def epoch_line(event: Event, monitor: str) -> str:
     seen = "" if event["accuracy"] is None else f"   {monitor} accuracy {event['accuracy']:.2f} %"
     return f"{phase_line(event['phase'], event['cycle'])}   loss {event['loss']:.4f}{seen}"
+
+
+def control_line(accuracy: float) -> str:
+    return f"dense control {accuracy:.2f} %"
+
+
+def resume_command(start: Event) -> str:
+    """What goes on with a run; empty where its record does not say how it was started."""
+    command = start.get("command")
+    return f"{clean(command)} --resume" if isinstance(command, str) and command else ""
+
+
+def bar_cells(kept: int, width: int, bar: int) -> int:
+    """Full cells of a bar: all only where all are kept, one at least where any is."""
+    return max(bar * kept // width, min(kept, 1))
 
 
 def removed(end: Event, key: str) -> float:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Self
 
+from rich.console import Console, RenderableType
+
 from paam.progress import Progress, StepClock
 from paam.record import Event
 from paam.report.checking import require
@@ -111,13 +113,26 @@ class QuietView(JsonView):
         require(event)
 
 
+def show(console: Console, *parts: RenderableType) -> bool:
+    """As ``put``, of what rich lays out for a console on standard output."""
+    with console.capture() as laid_out:
+        for part in parts:
+            console.print(part, highlight=False, soft_wrap=isinstance(part, str), markup=False)
+    return put(laid_out.get().removesuffix("\n"))
+
+
+def let_go() -> None:
+    """Nothing more goes to standard output, also not what it still keeps: it cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def put(line: str) -> bool:
-    """A line on standard output; False when nobody reads it any more (``| head``): it must not cost a run of hours."""
+    """A line on standard output; False when it goes nowhere any more (``| head``), which must not cost a long run."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
         print(line.encode(encoding, "replace").decode(encoding), flush=True)  # noqa: T201 - this is what it is for
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:  # the same for a full disk behind it
+        let_go()
         return False
     except RuntimeError:  # a signal handler spoke in the middle of another line: that one goes first
         pass

@@ -15,17 +15,20 @@ from paam.errors import ArtifactError
 from paam.record import RECORD_FILE, Event, of_kind
 from paam.report.alive import life, silent_for
 from paam.report.checking import read_events, recorded_schedule
-from paam.report.phrases import MONITORS, age, clean, removed
+from paam.report.phrases import MONITORS, age, clean, control_line, removed, resume_command
 
 LEVELS = 4
 """Folders below the one given in which runs are looked for."""
-STATES = {"running": "cyan", "stopped": "yellow", "finished": "green", "damaged": "red"}
+STATES = {"running": "cyan", "stopped": "yellow", "failed": "red", "finished": "green", "damaged": "red"}
 """In the order of the listing, with their colours."""
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """Accuracy in percent, on ``measured_on`` (test, or what is watched while training); removed: percent of dense."""
+    """Accuracy in percent, on ``measured_on`` (test, or what is watched while training); removed: percent of dense.
+
+    ``control_accuracy``: of a dense control, measured on the same. ``resume``: the command that goes on with the run.
+    """
 
     path: str
     state: str
@@ -39,8 +42,10 @@ class RunRow:
     seed: int | None = None
     accuracy: float | None = None
     measured_on: str | None = None
+    control_accuracy: float | None = None
     macs_removed: float | None = None
     params_removed: float | None = None
+    resume: str | None = None
 
 
 def list_runs(top: Path) -> list[RunRow]:
@@ -70,8 +75,6 @@ def _row(path: Path) -> RunRow:
     quiet = silent_for(path)
     try:
         events = read_events(path / RECORD_FILE)
-        if not events:
-            raise ArtifactError(f"The record {path / RECORD_FILE} is empty: its run never began.")
     except ArtifactError as error:
         return RunRow(clean(path), "damaged", quiet, why=clean(error))
     return _summarised(path, events, quiet)
@@ -80,20 +83,30 @@ def _row(path: Path) -> RunRow:
 def _summarised(path: Path, events: list[Event], quiet: float) -> RunRow:
     start = events[0]
     gone: tuple[float | None, float | None]
-    epochs, cuts, ends = (of_kind(events, kind) for kind in ("epoch", "selection", "end"))
+    epochs, cuts, ends, failures = (of_kind(events, kind) for kind in ("epoch", "selection", "end", "failed"))
+    own = [event["accuracy"] for event in epochs if event["phase"] != "control"]
+    controls = [event["accuracy"] for event in epochs if event["phase"] == "control" and event["accuracy"] is not None]
+    control = controls[-1] if controls else None
+    why = resume = None
     if ends:
         state, accuracy, where = "finished", ends[-1]["pruned"]["accuracy"], "test"
+        control = None if control is None else ends[-1]["dense"]["accuracy"]
         gone = removed(ends[-1], "macs"), removed(ends[-1], "params")
     else:
         longest = max((event["seconds"] for event in epochs), default=0.0)
-        state = "running" if life(path, longest) == "alive" else "stopped"
-        accuracy, where = (epochs[-1]["accuracy"] if epochs else None), start["monitor"]
+        state = "running" if life(path, longest, grace=0) == "alive" else "stopped"
+        if failures:  # its last words, of which a resumed run takes back the record
+            state, why = "failed", clean(failures[-1]["reason"])
+        if state != "running":
+            resume = resume_command(start) or None
+        accuracy, where = (own[-1] if own else None), start["monitor"]
         gone = (100 * (1 - cuts[-1]["kept_macs"]), 100 * (1 - cuts[-1]["kept_params"])) if cuts else (None, None)
     recipe = start["recipe"]
     return RunRow(
         path=clean(path),
         state=state,
         age_seconds=quiet,
+        why=why,
         epochs_done=max((event["epoch"] + 1 for event in epochs), default=0),
         epochs=recorded_schedule(start).total,
         model=clean(recipe["model"]["name"]),
@@ -102,8 +115,10 @@ def _summarised(path: Path, events: list[Event], quiet: float) -> RunRow:
         seed=start["seed"],
         accuracy=accuracy,
         measured_on=None if accuracy is None else where,
+        control_accuracy=control,
         macs_removed=gone[0],
         params_removed=gone[1],
+        resume=resume,
     )
 
 
@@ -111,8 +126,18 @@ def runs_table(rows: Sequence[RunRow], width: int) -> RenderableType:
     """One line per run where all fit, two otherwise; reasons below."""
     table = _one_line_each(rows)
     fits = Console(width=10_000).measure(table).maximum <= width
-    reasons = [Text(row.why, "red") for row in rows if row.why]
-    return Group(*([table] if fits else _two_lines_each(rows, width)), *([Text()] if reasons else []), *reasons)
+    notes = [note for row in rows for note in _notes(row)]
+    return Group(*([table] if fits else _two_lines_each(rows, width)), *([Text()] if notes else []), *notes)
+
+
+def _notes(row: RunRow) -> list[Text]:
+    """Why a run is no more, and what goes on with it."""
+    notes = []
+    if row.why:
+        notes.append(Text(f"{row.path} failed: {row.why}" if row.state == "failed" else row.why, "red"))
+    if row.resume:
+        notes.append(Text(f"{row.path} goes on with:  {row.resume}", "dim"))
+    return notes
 
 
 def _one_line_each(rows: Sequence[RunRow]) -> Table:
@@ -147,7 +172,8 @@ def _two_lines_each(rows: Sequence[RunRow], width: int) -> list[RenderableType]:
 
 
 def _state(row: RunRow) -> Text:
-    at = {"running": f" {row.epochs_done}/{row.epochs}", "stopped": f" at epoch {row.epochs_done} of {row.epochs}"}
+    behind = f" at epoch {row.epochs_done} of {row.epochs}"
+    at = {"running": f" {row.epochs_done}/{row.epochs}", "stopped": behind, "failed": behind}
     return Text(row.state + at.get(row.state, ""), STATES[row.state])
 
 
@@ -155,7 +181,8 @@ def _accuracy(row: RunRow) -> str:
     if row.accuracy is None:
         return ""
     where = "" if row.measured_on == "test" else f" ({MONITORS.get(row.measured_on or '', clean(row.measured_on))})"
-    return f"{row.accuracy:.2f} %{where}"
+    control = "" if row.control_accuracy is None else f", {control_line(row.control_accuracy)}"
+    return f"{row.accuracy:.2f} %{where}{control}"
 
 
 def _less(percent: float | None) -> str:

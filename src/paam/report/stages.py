@@ -9,6 +9,9 @@ from paam.report.figures import Line, Mark, Plot, monitor, polyline
 from paam.report.scales import Axis, Tick, linear
 from paam.report.words import signed
 
+APART = 0.18
+"""How far the dense control stands from the other stages, as a share of their number."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -49,7 +52,8 @@ def stages(facts: Facts) -> list[Stage]:
             before = found[-1].accuracy if found else None
             found.append(Stage(label, short, kind, accuracy, kept, None if before is None else accuracy - before))
     if (control := ends.get(("control", 0))) and control.accuracy is not None:
-        found.append(Stage("dense control", "dense", "control", control.accuracy, 1.0, None))
+        going_on = "" if facts.finished else " (so far)"
+        found.append(Stage(f"dense control{going_on}", "dense", "control", control.accuracy, 1.0, None))
     return found
 
 
@@ -63,9 +67,12 @@ def stage_plot(facts: Facts, found: list[Stage]) -> Plot | None:
     """The accuracies one after another: down at a cut, up again by training."""
     if len(found) < 2:
         return None
-    x = Axis(-0.8, len(found) - 0.4)
+    steps = [float(i) for i in range(len(found))]
+    if found[-1].kind == "control":  # apart from the others, so that its label has room beside the one before
+        steps[-1] = steps[-2] + max(1.0, APART * len(found))
+    x = Axis(-0.8, steps[-1] + 0.6)
     y = linear((stage.accuracy for stage in found), least=1)
-    places = [(x.place(i), y.place(stage.accuracy)) for i, stage in enumerate(found)]
+    places = [(x.place(step), y.place(stage.accuracy)) for step, stage in zip(steps, found, strict=True)]
     line = [place for place, stage in zip(places, found, strict=True) if stage.kind != "control"]
     marks = [
         Mark(place[0], round(100 - place[1], 2), stage.kind, f"{stage.label}: {stage.accuracy:.2f} %{_change(stage)}")
@@ -76,7 +83,7 @@ def stage_plot(facts: Facts, found: list[Stage]) -> Plot | None:
     ticks = [
         Tick(place[0], stage.short)
         for place, stage in zip(places, found, strict=True)
-        if stage.kind in ("warmup", "finetune") or (stage.kind == "weight" and stage.short in shown)
+        if stage.kind in ("warmup", "finetune", "control") or (stage.kind == "weight" and stage.short in shown)
     ]
     label = f"accuracy, % ({monitor(facts)})"
     return Plot(

@@ -14,13 +14,18 @@ from paam.schedule import Phase, phase_at
 
 @dataclass
 class RunState:
-    """``done``: epochs that are finished; ``seconds``: how long each took, by phase; ``phases``: of every epoch."""
+    """``done``: epochs that are finished; ``seconds``: how long each took, by phase; ``phases``: of every epoch.
+
+    ``last`` and ``accuracies`` are of the network that is pruned; ``control``: accuracy of the dense control, percent.
+    """
 
     start: Event | None = None
     last: Event | None = None
     scores: Event | None = None
     selection: Event | None = None
     end: Event | None = None
+    failed: Event | None = None
+    control: float | None = None
     done: int = 0
     accuracies: list[float] = field(default_factory=list)
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -75,12 +80,15 @@ def after(state: RunState, event: Event) -> RunState:
         return RunState(start=event, phases=[phase_at(schedule, epoch) for epoch in range(schedule.total)])
     if kind == "resumed":
         return RunState()
-    if kind in ("scores", "selection", "end"):
+    if kind in ("scores", "selection", "end", "failed"):
         setattr(state, kind, event)
     elif kind == "epoch":
-        state.last = event
         state.done = event["epoch"] + 1
         state.seconds.setdefault(event["phase"], []).append(event["seconds"])
+        if event["phase"] == "control":  # another network: its numbers are not those of the one that is pruned
+            state.control = state.control if event["accuracy"] is None else event["accuracy"]
+            return state
+        state.last = event
         if event["accuracy"] is not None:
             state.accuracies.append(event["accuracy"])
     return state

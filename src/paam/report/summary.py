@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from paam.record import Event, of_kind
-from paam.report.phrases import clean, removed, title
+from paam.report.phrases import bar_cells, clean, removed, title
 
 
 def summary(events: list[Event]) -> Group:
@@ -46,7 +44,7 @@ def _layers(start: Event, end: Event, bar: int = 32) -> Table:
     table.add_column("of", justify="right")
     table.add_column("")
     for name, (kept, width) in end["kept_filters"].items():
-        full = math.ceil(bar * kept / width)  # a single filter shows, none does not
+        full = bar_cells(kept, width, bar)
         stream = " (stream)" if start["groups"].get(name, {}).get("stream") else ""
         row = Text.assemble(("█" * full, "green"), ("░" * (bar - full), "dim"))
         table.add_row(Text(clean(name) + stream), str(kept), str(width), row)

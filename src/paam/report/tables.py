@@ -66,7 +66,7 @@ def sweep_table(results: Mapping[str, Sequence[Event]]) -> RenderableType:
     """One row per variant: mean over its finished runs, and their spread."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("run", overflow="fold")
-    for column in ("runs", "test accuracy", "spread", "parameters removed", "MACs removed"):
+    for column in ("runs", "accuracy", "spread", "params", "MACs"):
         table.add_column(column, justify="right")
     for variant, ends in results.items():
         if not ends:
@@ -77,7 +77,7 @@ def sweep_table(results: Mapping[str, Sequence[Event]]) -> RenderableType:
             mean(100 * (1 - end["pruned"][key] / end["dense"][key]) for end in ends) for key in ("params", "macs")
         ]
         spread = f"± {stdev(accuracies):.2f}" if len(ends) > 1 else ""
-        row = f"{mean(accuracies):.2f} %", spread, f"{removed[0]:.1f} %", f"{removed[1]:.1f} %"
+        row = f"{mean(accuracies):.2f} %", spread, f"-{removed[0]:.1f} %", f"-{removed[1]:.1f} %"
         table.add_row(escape(variant), str(len(ends)), *row)
     return table
 

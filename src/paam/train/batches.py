@@ -6,6 +6,7 @@ of many small ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -55,8 +56,9 @@ class TrainingBatches:
         self.classes, self.seed, self.device = classes, seed, device
         self.images = _on_device(split, device)
         self.labels = split.labels.to(device)
-        values = self.batch_size * split.images.shape[1] * split.images.shape[2] * split.images.shape[3]
-        self.block = max(1, min(BLOCK_VALUES // values, self.steps)) * self.batch_size
+        # Images from files are read ahead by the block: one batch each is enough.
+        batches = _fitting(split) // self.batch_size if isinstance(self.images, Tensor) else 1
+        self.block = max(1, min(batches, self.steps)) * self.batch_size
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Images float32 [batch, C, H, W]; labels [batch], or their shares [batch, classes] where images are mixed.
@@ -90,11 +92,17 @@ class EvaluationBatches:
     def __init__(self, split: Split, normalize: Normalization, *, device: str) -> None:
         self.images, self.labels = _on_device(split, device), split.labels.to(device)
         self.normalize, self.device = normalize, device
+        self.block = max(1, min(EVALUATION_BATCH, _fitting(split)))
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        blocks = _blocks(self.images, torch.arange(len(self.labels)), EVALUATION_BATCH, self.device)
-        for pixels, labels in zip(blocks, torch.split(self.labels, EVALUATION_BATCH), strict=True):
+        blocks = _blocks(self.images, torch.arange(len(self.labels)), self.block, self.device)
+        for pixels, labels in zip(blocks, torch.split(self.labels, self.block), strict=True):
             yield self.normalize(pixels), labels
+
+
+def _fitting(split: Split) -> int:
+    """How many images a block may hold."""
+    return BLOCK_VALUES // math.prod(split.images.shape[1:])
 
 
 def _on_device(split: Split, device: str) -> Tensor | ImageFiles:

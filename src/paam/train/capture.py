@@ -19,18 +19,20 @@ PLAIN_STEPS = 4
 
 
 class CapturedStep:
-    """A step that replays itself from a CUDA graph. A batch of another shape, as a loader's last, runs plainly."""
+    """A step that replays itself from a CUDA graph. Batches of another shape than the first one's run plainly."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
         self.calls = 0
+        self.shape: torch.Size | None = None
         self.images: Tensor | None = None
         self.graph = torch.cuda.CUDAGraph()
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        self.calls += 1
-        if self.calls <= PLAIN_STEPS or (self.images is not None and self.images.shape != images.shape):
+        self.shape = self.shape or images.shape
+        self.calls += images.shape == self.shape
+        if self.calls <= PLAIN_STEPS or images.shape != self.shape:
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
                 loss = self.step(images, labels)

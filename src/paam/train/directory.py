@@ -12,10 +12,12 @@ from typing import Any
 
 from paam.artifacts import PLAN_FILE, WEIGHTS_FILE
 from paam.errors import ArtifactError
+from paam.exporting import EXPORTS
 from paam.files import temporary_name, write_atomically
 from paam.progress import PROGRESS_FILE
-from paam.recipe import OptimizerSettings, Recipe, recipe_to_toml
+from paam.recipe import Recipe, recipe_to_toml
 from paam.record import LOCK_FILE, RECORD_FILE, Event, of_kind, read_record
+from paam.settings import OptimizerSettings
 from paam.train.checkpoint import checkpoints
 
 try:
@@ -29,10 +31,11 @@ CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
 REPORT_FILE = "report.html"
 WRITTEN = (RECORD_FILE, RECIPE_FILE, DENSE_FILE, PLAN_FILE, WEIGHTS_FILE, REPORT_FILE, PROGRESS_FILE)
-OWN_FILES = {*WRITTEN, CHECKPOINTS, TENSORBOARD, LOCK_FILE}
+OWN_FILES = {*WRITTEN, *EXPORTS.values(), CHECKPOINTS, TENSORBOARD, LOCK_FILE}
 
+ENVIRONMENT = "environment."
 Changes = dict[str, list[Any]]
-"""Key of the recipe -> [before, now]."""
+"""Key of the recipe, or "environment." and what a run depends on -> [before, now]."""
 
 
 class RunLock:
@@ -133,7 +136,8 @@ def clear(out: Path, recipe: Recipe) -> None:
     try:
         old = [out / name for name in WRITTEN]
         boards = (out / TENSORBOARD).glob("events.out.tfevents.*")
-        for path in (*old, *checkpoints(out / CHECKPOINTS), *boards):
+        exported = [out / name for name in EXPORTS.values()]  # of the network that is being replaced
+        for path in (*old, *exported, *checkpoints(out / CHECKPOINTS), *boards):
             path.unlink(missing_ok=True)
     except OSError as error:
         raise ArtifactError(f"The run directory {out} cannot be made: {error.strerror}.") from error
@@ -159,9 +163,9 @@ def write_recipe(out: Path, recipe: Recipe) -> None:
 
 
 def portable(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain data, without where files lie: a run may go on where they lie elsewhere."""
+    """The recipe as plain data, without where files lie that a begun run needs no more, or finds elsewhere."""
     tree: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
-    del tree["data"]["directory"], tree["data"]["workers"]
+    del tree["data"]["directory"], tree["data"]["workers"], tree["model"]["weights"], tree["distill"]["teacher"]
     return tree
 
 
@@ -169,9 +173,9 @@ def find_changes(out: Path, events: list[Event], recipe: Recipe, seed: int) -> C
     """How a recipe differs from the one that the run in ``out`` has followed so far; what may not change is refused."""
     try:
         start = of_kind(events, "start")[0]
-        followed = _flat(start["recipe"]) | {
-            key: now for event in of_kind(events, "changed") for key, (_, now) in event["changes"].items()
-        }
+        later = [pair for event in of_kind(events, "changed") for pair in event["changes"].items()]
+        recipe_keys = {key: now for key, (_, now) in later if not key.startswith(ENVIRONMENT)}
+        followed = _flat(start["recipe"]) | recipe_keys
         began_with = start["seed"]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(
@@ -191,6 +195,15 @@ def find_changes(out: Path, events: list[Event], recipe: Recipe, seed: int) -> C
     if changes and of_kind(events, "end"):
         raise ArtifactError(f"The run in {out} is finished; {', '.join(changes)} cannot change any more.")
     return changes
+
+
+def find_moves(events: list[Event], now: dict[str, str]) -> Changes:
+    """How the machine and the versions differ from those that the run has had so far."""
+    had = {key: of_kind(events, "start")[0].get(key) for key in now}
+    for event in of_kind(events, "changed"):
+        moved = {key.removeprefix(ENVIRONMENT): pair[1] for key, pair in event["changes"].items()}
+        had |= {key: value for key, value in moved.items() if key in had}
+    return {f"{ENVIRONMENT}{key}": [had[key], value] for key, value in now.items() if had[key] != value}
 
 
 def may_change(key: str) -> bool:

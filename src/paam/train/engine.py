@@ -17,14 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paam.errors import DivergedError
 from paam.plan import Plan
 from paam.pruner import Pruner
-from paam.recipe import OptimizerSettings, Recipe
-from paam.schedule import Phase, PhaseName, learning_rate, phase_at
+from paam.recipe import Recipe
+from paam.schedule import Phase, PhaseName, learning_rate, phase_at, section_of
 from paam.select import Selection
+from paam.settings import OptimizerSettings
 from paam.train.batches import epoch_seed
 from paam.train.capture import Step
+from paam.train.divergence import LOSS_CHECK_EVERY, check_losses, check_scores, check_values
 from paam.train.flat import RoundedWeights
 from paam.train.networks import Networks
 from paam.train.optimizers import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
@@ -34,11 +35,6 @@ from paam.train.steps import Loss, compiled, make_loss, make_step
 Emit = Callable[[dict[str, Any]], None]
 Evaluate = Callable[[nn.Module, PhaseName], float]
 """A network and the phase that it is in -> its accuracy in percent."""
-
-LOSS_CHECK_EVERY = 50
-"""Steps between looks at the losses: often enough to stop early, rarely enough not to stall a GPU."""
-NO_SCORE = 1e-3
-"""A filter scored below this hardly passes anything on: where all are, scores tell filters apart no more."""
 
 
 class Batches(Protocol):
@@ -107,7 +103,9 @@ class Engine:
                 pause.take_up(model)
             finished = self._train(optimizer, rounded, phase, epoch, losses)
             inside = {} if finished else copies(model)
-        self._check_values(model, phase, epoch)
+        check_values((*self.networks.trained(phase.name).blocks, *model.buffers()), phase.name, epoch)
+        if phase.name == "score":
+            check_scores(self.pruner.scores(), epoch)
         if not finished:
             spent = time.perf_counter() - start
             self.pause = Pause(losses, random_state(model), differing(inside, model), spent)
@@ -115,7 +113,7 @@ class Engine:
         accuracy = None if evaluate is None else evaluate(model, phase.name)
         last = phase.index == phase.length - 1
         if phase.name == "score" and last:
-            scores = {name: [round(s, 4) for s in v.tolist()] for name, v in self.pruner.scores().items()}
+            scores = {name: [_seven_digits(s) for s in v.tolist()] for name, v in self.pruner.scores().items()}
             self.emit({"event": "scores", "epoch": epoch, "cycle": phase.cycle, "scores": scores})
         chosen = self.pruner.selection if phase.name not in ("warmup", "control") else None
         self.emit(
@@ -149,7 +147,8 @@ class Engine:
             with self.pruner.weighting():
                 accuracy = None if evaluate is None else evaluate(self.pruner.model, "weight")
             kept = {name: [len(k.filters), k.width] for name, k in selection.plan.groups.items()}
-            event = {"event": "selection", "epoch": epoch, "cycle": phase.cycle, "threshold": selection.threshold}
+            theta = None if selection.threshold is None else _seven_digits(selection.threshold)
+            event = {"event": "selection", "epoch": epoch, "cycle": phase.cycle, "threshold": theta}
             event |= {"kept_params": selection.kept_params, "kept_macs": selection.kept_macs, "kept_filters": kept}
             event |= {"accuracy": accuracy}  # before the weights adapt: what the cut itself costs
             self.emit(event)
@@ -157,9 +156,10 @@ class Engine:
             self.networks.small = self.pruner.compact()
         elif phase.name == "control":
             self.networks.control = self.networks.dense()
-        if self._settings(phase.name).reset:
-            self.optimizers.pop(phase.name, None)
-            self.steps.pop(phase.name, None)
+        over = [name for name in self.steps if name == "warmup" or phase.name in ("finetune", "control")]
+        for name in [*over, *([phase.name] if self._settings(phase.name).reset else [])]:
+            self.optimizers.pop(name, None)
+            self.steps.pop(name, None)  # a captured step holds a GPU's memory
 
     def _mode(self, phase: PhaseName) -> AbstractContextManager[None]:
         if phase == "warmup":
@@ -170,7 +170,7 @@ class Engine:
         return self.pruner.weighting() if gated else nullcontext()
 
     def _settings(self, phase: PhaseName) -> OptimizerSettings:
-        settings: OptimizerSettings = getattr(self.recipe, _section(phase))
+        settings: OptimizerSettings = getattr(self.recipe, section_of(phase))
         return settings
 
     def _optimizer(self, phase: PhaseName) -> Optimizer:
@@ -212,11 +212,11 @@ class Engine:
                 set_learning_rate(optimizer, self._rate(phase, len(losses)))
                 losses.append(take_step(images, labels))
                 if len(losses) % LOSS_CHECK_EVERY == 0:
-                    self._check(losses, phase, epoch)
+                    check_losses(losses, phase.name, epoch)
                 self.on_step(len(losses), self.batches.steps)
                 if stopped := self.stop():
                     break
-        self._check(losses, phase, epoch)
+        check_losses(losses, phase.name, epoch)
         return not stopped
 
     def _loss(self, phase: PhaseName) -> Loss:
@@ -248,27 +248,6 @@ class Engine:
             "control": schedule.alternation + schedule.finetune,
         }[kind]
 
-    def _check(self, losses: list[Tensor], phase: Phase, epoch: int) -> None:
-        finite = torch.stack(losses[-LOSS_CHECK_EVERY:]).isfinite()
-        if not finite.all():
-            step = max(len(losses) - LOSS_CHECK_EVERY, 0) + int((~finite).nonzero()[0]) + 1
-            raise DivergedError(
-                f"The loss is not finite at step {step} of epoch {epoch + 1} ({phase.name} phase)."
-                f" Lower {_section(phase.name)}.lr, or look for broken values in the data."
-            )
-
-    def _check_values(self, model: nn.Module, phase: Phase, epoch: int) -> None:
-        """Nobody can go on from a value that is not finite, or from scores under which no filter matters."""
-        where = f"epoch {epoch + 1} ({phase.name} phase)"
-        values = (*self.networks.trained(phase.name).blocks, *model.buffers())
-        if not torch.stack([value.isfinite().all() for value in values]).all():
-            raise DivergedError(f"A weight is not finite in {where}. Lower {_section(phase.name)}.lr.")
-        if phase.name == "score" and torch.cat(list(self.pruner.scores().values())).max() < NO_SCORE:
-            raise DivergedError(
-                f"Every score has fallen below {NO_SCORE} in {where}: they no longer tell filters apart."
-                " Lower prune.penalty or score.lr."
-            )
-
     # --- the whole state, at an epoch boundary or where a stop left an epoch ---------------------------------------
 
     def state(self, epoch: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -283,6 +262,8 @@ class Engine:
         header: dict[str, Any] = {
             "selection": None if chosen is None else {**asdict(chosen), "plan": chosen.plan.to_json()}
         }
+        if current in ("finetune", "control"):
+            header["masked"] = self.networks.masked
         if self.pause is not None:
             parts["pause"] = self.pause.tensors()
             header["seconds"] = self.pause.seconds
@@ -298,6 +279,8 @@ class Engine:
         for key, value in tensors.items():
             part, _, name = key.partition(":")
             parts.setdefault(part, {})[name] = value
+        # A fine-tune goes on as it was begun, on whatever device.
+        self.networks.masked = header.get("masked", self.networks.masked)
         self.networks.restore(parts)
         if "pause" in parts:
             device = next(self.pruner.model.parameters()).device
@@ -308,6 +291,6 @@ class Engine:
                 load_optimizer_tensors(self._optimizer(phase), self.networks.trained(phase), state)
 
 
-def _section(phase: PhaseName) -> PhaseName:
-    """The recipe's section for a phase: the dense control is trained as the small network is."""
-    return "finetune" if phase == "control" else phase
+def _seven_digits(value: float) -> float:
+    """As much as float32 has. Scores and threshold are rounded alike, so that they still compare."""
+    return float(f"{value:.7g}")

@@ -48,7 +48,10 @@ class FlatParameters:
         ]
 
     def take_gradients(self, loss: Tensor, leaves: Sequence[Tensor]) -> None:
-        """Gradients of the loss into the blocks'; ``leaves``: what the network read in place of each parameter."""
+        """Gradients of the loss into the blocks'; ``leaves``: what the network read in place of each parameter.
+
+        What the loss does not reach has gradient 0: weight decay and momentum move it on.
+        """
         grads = torch.autograd.grad(loss, leaves, allow_unused=True)
         by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for view, grad in zip(self._grads, grads, strict=True):

@@ -26,8 +26,12 @@ class Networks:
         self.small: nn.Module | None = None
         self.control: nn.Module | None = None
         self.dense_state: dict[str, Tensor] = {}
+        self.teacher_state: dict[str, Tensor] | None = None
         self._flats: dict[str, FlatParameters] = {}
         self._rounded: dict[str, RoundedWeights | None] = {}
+        # At once: a step or an evaluation that is captured later must find parameters where they will stay.
+        for kind in ("gated", "scorers") if pruner.scorer_parameters() else ("gated",):
+            self._flat(kind)
 
     def of(self, phase: PhaseName) -> nn.Module:
         """The network that a phase trains or scores."""
@@ -75,7 +79,11 @@ class Networks:
         return model
 
     def teacher(self) -> nn.Module:
-        teacher = self.dense().eval().requires_grad_(False)
+        """The dense network with ``teacher_state``, or as it was after warm-up; frozen."""
+        teacher = self.dense()
+        if self.teacher_state is not None:
+            teacher.load_state_dict(self.teacher_state)
+        teacher.eval().requires_grad_(False)
         if self.bfloat16:
             for parameter in teacher.parameters():
                 if parameter.dim() > 1:  # as RoundedWeights does, but once

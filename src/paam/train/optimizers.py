@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paam.recipe import OptimizerSettings
+from paam.settings import OptimizerSettings
 from paam.train.flat import FlatParameters
+
+ONCE_PER_BLOCK = ("step",)
+"""What an optimiser counts once for a block; of everything else it has as much as there are parameters."""
 
 
 def build_optimizer(settings: OptimizerSettings, lr: float, flat: FlatParameters) -> Optimizer:
@@ -49,22 +52,22 @@ def optimizer_tensors(optimizer: Optimizer, flat: FlatParameters) -> dict[str, T
         values = [state.get(name) for state in states]
         if not all(isinstance(value, Tensor) for value in values):
             continue
-        if values[0].dim():
-            tensors |= {f"{number}.{name}": view for number, view in enumerate(flat.views(values))}
-        else:
+        if name in ONCE_PER_BLOCK:
             tensors |= {f"{_first(flat, block)}.{name}": value for block, value in enumerate(values)}
+        else:
+            tensors |= {f"{number}.{name}": view for number, view in enumerate(flat.views(values))}
     return tensors
 
 
 def load_optimizer_tensors(optimizer: Optimizer, flat: FlatParameters, tensors: dict[str, Tensor]) -> None:
     """Take up what :func:`optimizer_tensors` handed out."""
     for name in dict.fromkeys(key.partition(".")[2] for key in tensors):
-        scalar = not tensors[f"0.{name}"].dim()
+        once = name in ONCE_PER_BLOCK
         blocks = [
-            tensors[f"{_first(flat, number)}.{name}"].clone() if scalar else torch.zeros_like(block.data)
+            tensors[f"{_first(flat, number)}.{name}"].clone() if once else torch.zeros_like(block.data)
             for number, block in enumerate(flat.blocks)
         ]
-        if not scalar:
+        if not once:
             for number, view in enumerate(flat.views(blocks)):
                 view.copy_(tensors[f"{number}.{name}"])
         for block, value in zip(flat.blocks, blocks, strict=True):

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
+import contextlib
+import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
-from paam.artifacts import save
-from paam.cost import count
 from paam.data import Dataset, load_data
-from paam.errors import ArtifactError, DeviceError, DivergedError, RecipeError, StoppedError, one_line
-from paam.files import write_atomically
+from paam.errors import ArtifactError, DivergedError, PaamError, RecipeError, StoppedError, one_line
 from paam.models import build_model
 from paam.progress import PROGRESS_FILE, ProgressFile
 from paam.pruner import Pruner
 from paam.recipe import Recipe
-from paam.record import RECORD_FILE, VERSION, Event, RecordWriter, environment, of_kind, read_record
+from paam.record import RECORD_FILE, Event, RecordWriter, environment, of_kind, read_record
 from paam.schedule import phase_at
 from paam.select import select
-from paam.speed import measure_latency
 from paam.train.batches import EvaluationBatches, Normalization, TrainingBatches
 from paam.train.checkpoint import CheckpointWriter, State, checkpoints, read_newest_checkpoint
+from paam.train.device import find_device, threads
 from paam.train.directory import (
     CHECKPOINTS,
     DENSE_FILE,
@@ -38,15 +33,17 @@ from paam.train.directory import (
     check_directory,
     clear,
     find_changes,
-    portable,
+    find_moves,
     tidy,
     write_recipe,
 )
+from paam.train.ends import LATENCY_BATCH, example, finish, start_event
 from paam.train.engine import Engine
-from paam.train.evaluation import Monitor, accuracy
-from paam.version import __version__
+from paam.train.evaluation import Monitor
+from paam.train.weights import load_weights, save_weights
 
-LATENCY_BATCH = 128
+PENDING = 2
+"""Checkpoints that a killed run may not have finished writing: one under way, and one that its record is ahead of."""
 
 OnStep = Callable[[int, int], None]
 
@@ -62,11 +59,12 @@ def run(
     watch: Callable[[Event], None] = lambda event: None,
     on_step: OnStep = lambda step, steps: None,
     stop: Callable[[], bool] = lambda: False,
+    command: str = "",
 ) -> list[Event]:
     """Run a recipe and return its record. Nothing is written before data, model and target have been checked.
 
     ``stop`` is asked behind every step: once it says yes, and stays with that, the state is saved and StoppedError
-    raised. Signals are the caller's business; none is caught here.
+    raised. Signals are the caller's business; none is caught here. ``command``: what repeats the run, for its record.
     ``watch`` is told of every event. A run that goes on is announced by ``resumed``, which no record holds, and then
     told again from its start, so that a view needs nothing but what it is told; ``on_step(step, steps)``: of each step.
     """
@@ -79,15 +77,29 @@ def run(
         if of_kind(events, "end"):
             _tell_again(events, watch, epoch=recipe.schedule.total)
             return events
-    with RunLock(out) as lock, _threads(recipe.train.threads):
+    with RunLock(out) as lock, threads(recipe.train.threads):
         if (resume or overwrite) and out.is_dir():
             lock.take()
-        data = _load_data(recipe, seed)
-        pruner = _build_pruner(recipe, data, seed, device)
-        select(pruner.network, pruner.scores(), recipe.target)  # an impossible target must not cost a warm-up
-        lock.take()
-        check_directory(out, resume=resume, overwrite=overwrite)  # another process may have come and gone
-        return _run(recipe, out, data, pruner, seed, device, resume=resume, watch=watch, on_step=on_step, stop=stop)
+        with closing(_load_data(recipe, seed)) as data:
+            fresh = not (resume and checkpoints(out / CHECKPOINTS))
+            pruner = _build_pruner(recipe, data, seed, device, fresh=fresh)
+            if fresh:
+                select(pruner.network, pruner.scores(), recipe.target)  # an impossible target must not cost a warm-up
+            lock.take()
+            check_directory(out, resume=resume, overwrite=overwrite)  # another process may have come and gone
+            return _run(
+                recipe,
+                out,
+                data,
+                pruner,
+                seed,
+                device,
+                resume=resume,
+                command=command,
+                watch=watch,
+                on_step=on_step,
+                stop=stop,
+            )
 
 
 def _run(
@@ -99,6 +111,7 @@ def _run(
     device: str,
     *,
     resume: bool,
+    command: str,
     watch: Callable[[Event], None],
     on_step: OnStep,
     stop: Callable[[], bool],
@@ -132,11 +145,21 @@ def _run(
         capture=on_gpu and recipe.train.capture,
     )
     engine = Engine(pruner, recipe, batches, seed=seed, emit=emit)
+    if recipe.distill.teacher is not None and recipe.distill.weight:
+        teacher = copy.deepcopy(pruner.network.traced.model)
+        load_weights(teacher, Path(recipe.distill.teacher), "distill.teacher")
+        engine.networks.teacher_state = teacher.state_dict()
     engine.on_step, engine.stop = step_done, stop
     saved, passed_over = read_newest_checkpoint(out / CHECKPOINTS) if resume else (None, [])
     if saved is None:
+        due = [event for event in of_kind(begun(out), "epoch") if _is_due(recipe, event["epoch"] + 1)] if resume else []
+        if len(due) > PENDING:
+            raise ArtifactError(
+                f"The checkpoints of the run in {out} are gone: put {out / CHECKPOINTS} back, or start over with"
+                " --overwrite."
+            )
         clear(out, recipe)
-        emit(_start_event(recipe, seed, device, pruner, data))
+        emit(start_event(recipe, seed, device, pruner, data, command))
         first = 0
     else:
         first, step, events = restore(engine, saved, out)
@@ -144,10 +167,12 @@ def _run(
         kept = writer.go_on_behind(events)
         progress.clock.epoch = first
         _tell_again(kept, watch, epoch=first, step=step, passed_over=passed_over)
-        if changes := find_changes(out, kept, recipe, seed):
+        changes = find_changes(out, kept, recipe, seed)
+        if changes:
             write_recipe(out, recipe)
+        if changes := changes | find_moves(kept, {**environment(device), "device": device}):
             emit({"event": "changed", "epoch": first, "step": step, "changes": changes})
-    with CheckpointWriter(out / CHECKPOINTS, before=writer.flush) as saver:
+    with _failure_told(emit, progress), CheckpointWriter(out / CHECKPOINTS, before=writer.flush) as saver:
         for epoch in range(first, recipe.schedule.total):
             try:
                 finished = engine.run_epoch(epoch, monitor)
@@ -155,7 +180,7 @@ def _run(
                 saver.wait()
                 raise DivergedError(f"{error}{_last_good(out)}") from error
             if finished and epoch + 1 == recipe.schedule.warmup:
-                _save_dense(engine, out)
+                save_weights(out / DENSE_FILE, engine.networks.dense_state)
             position = (epoch + 1, 0) if engine.pause is None else (epoch, len(engine.pause.losses))
             stopping = not finished or stop()
             if stopping or _is_due(recipe, epoch + 1):
@@ -170,8 +195,22 @@ def _run(
                 )
         saver.finish()
     test = EvaluationBatches(data.test, normalize, device=device)
-    _finish(engine, test, _example(data, device, LATENCY_BATCH), out, emit)
+    with _failure_told(emit, progress):
+        finish(engine, test, example(data, device, LATENCY_BATCH), out, emit)
     return read_record(out / RECORD_FILE)
+
+
+@contextlib.contextmanager
+def _failure_told(emit: Callable[[Event], None], progress: ProgressFile) -> Iterator[None]:
+    """An error that ends training is the record's last event; a resumed run cuts it off with what its epoch wrote."""
+    try:
+        yield
+    except StoppedError:
+        raise
+    except PaamError as error:
+        with contextlib.suppress(PaamError):  # it may be the record that cannot be written
+            emit({"event": "failed", "epoch": progress.clock.epoch, "reason": str(error)})
+        raise
 
 
 def _is_due(recipe: Recipe, following: int) -> bool:
@@ -210,28 +249,6 @@ def _tell_again(events: list[Event], watch: Callable[[Event], None], **where: An
         watch(event)
 
 
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def find_device(name: str) -> str:
-    """ "auto" takes a GPU when there is one."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.ones(1, device=name).item()  # "meta" holds no values to train
-    except (RuntimeError, AssertionError) as error:
-        there = "cpu" + (f", cuda (0 to {torch.cuda.device_count() - 1})" if torch.cuda.is_available() else "")
-        raise DeviceError(f"The device '{name}' is not there; this machine has: {there}.") from error
-    return name
-
-
 def _load_data(recipe: Recipe, seed: int) -> Dataset:
     settings = recipe.data
     return load_data(
@@ -245,87 +262,22 @@ def _load_data(recipe: Recipe, seed: int) -> Dataset:
     )
 
 
-def _build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str) -> Pruner:
+def _build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str, *, fresh: bool) -> Pruner:
+    """The network with gates. ``fresh``: with the weights that a run begins with; a checkpoint brings its own."""
     torch.manual_seed(seed)
     channels = data.train.images.shape[1]
     model = build_model(recipe.model.name, num_classes=len(data.classes), in_channels=channels).to(device)
-    if recipe.model.weights is not None:
-        load_weights(model, Path(recipe.model.weights))
+    if fresh and recipe.model.weights is not None:
+        load_weights(model, Path(recipe.model.weights), "model.weights")
     if device.startswith("cuda"):
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         torch.backends.cudnn.benchmark = True
-    pruner = Pruner(model, _example(data, device, 1), score_lr=recipe.score_lr, inplace=True, **asdict(recipe.prune))
+    pruner = Pruner(model, example(data, device, 1), score_lr=recipe.score_lr, inplace=True, **asdict(recipe.prune))
     with torch.no_grad():
-        answer = pruner.model.eval()(_example(data, device, 2))
+        answer = pruner.model.eval()(example(data, device, 2))
     if not isinstance(answer, Tensor) or answer.shape != (2, len(data.classes)):
         raise RecipeError(
             f"The model '{recipe.model.name}' must return logits [N, {len(data.classes)}] for this data set"
             f" ({len(data.classes)} classes); it returned {list(getattr(answer, 'shape', []))} for two images."
         )
     return pruner
-
-
-def _save_dense(engine: Engine, out: Path) -> None:
-    """The dense network as warm-up left it: another run may start from it (model.weights)."""
-    plain = {name: value.contiguous().cpu() for name, value in engine.networks.dense_state.items()}
-    write_atomically(out / DENSE_FILE, safetensors.torch.save(plain))
-
-
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Take up the weights of a dense network; a file that does not fit is refused with what differs."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        model.load_state_dict(stored)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise ArtifactError(f"model.weights = {path} cannot be taken up: {one_line(error)}.") from error
-
-
-def _example(data: Dataset, device: str, batch: int) -> Tensor:
-    return torch.zeros(batch, *data.train.images.shape[1:], device=device)
-
-
-def _start_event(recipe: Recipe, seed: int, device: str, pruner: Pruner, data: Dataset) -> Event:
-    dense = pruner.network.dense
-    sizes = {"train": len(data.train), "holdout": len(data.holdout or ()), "test": len(data.test)}
-    return {
-        "event": "start",
-        "version": VERSION,
-        "paam": __version__,
-        **environment(device),
-        "device": device,
-        "seed": seed,
-        "command": shlex.join(["paam", *sys.argv[1:]]),
-        "recipe": portable(recipe),
-        "epochs": recipe.schedule.total,
-        "samples": sizes,
-        "classes": data.classes,
-        "normalization": {"mean": data.mean, "std": data.std},
-        "monitor": "holdout" if data.holdout else "test",
-        "dense": {"params": dense.params, "macs": dense.macs},
-        "groups": {g.name: {"width": g.width, "stream": g.stream is not None} for g in pruner.network.groups},
-    }
-
-
-def _finish(engine: Engine, test: EvaluationBatches, example: Tensor, out: Path, emit: Callable[[Event], None]) -> None:
-    """Measure what came out, write the artifacts, and close the record."""
-    small = engine.result()
-    dense = engine.networks.dense() if engine.networks.control is None else engine.networks.control
-    assert engine.pruner.selection is not None  # every schedule has at least one cycle
-    plan = engine.pruner.selection.plan
-    latency = measure_latency({"dense": dense, "pruned": small}, example)
-    save(small, out)
-    results: dict[str, Any] = {}
-    for name, model in (("dense", dense), ("pruned", small)):
-        counted = count(model, example[:1])
-        results[name] = {
-            "accuracy": accuracy(model, test),
-            "params": counted.params,
-            "macs": counted.macs,
-            "latency_ms": asdict(latency[name]),
-            "uncounted": counted.uncounted,
-        }
-    alone = "warm-up only" if engine.recipe.schedule.warmup else "as it came"
-    results["dense"]["trained"] = alone if engine.networks.control is None else "the same epochs"
-    kept = {name: [len(k.filters), k.width] for name, k in plan.groups.items()}
-    emit({"event": "end", "latency_batch": len(example), "kept_filters": kept, **results})

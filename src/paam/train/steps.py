@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paam.recipe import DistillSettings, TrainSettings
+from paam.settings import DistillSettings, TrainSettings
 from paam.train.capture import CapturedStep, Step
 from paam.train.flat import FlatParameters, RoundedWeights
 
@@ -39,16 +39,21 @@ def make_loss(
             if teacher is not None and distill is not None:
                 with torch.no_grad():
                     wanted = teacher(images)
-                loss = torch.lerp(loss, distillation(logits, wanted, distill.temperature), distill.weight)
+                drawn = distillation(logits, wanted, distill.temperature)
+                loss = torch.lerp(loss.to(drawn.dtype), drawn, distill.weight)
         return loss if penalty is None else loss + penalty()
 
     return loss_of
 
 
 def distillation(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
-    """Kullback-Leibler divergence from the teacher's softened answers, times the squared temperature."""
-    ours = F.log_softmax(logits.float() / temperature, 1)
-    theirs = F.log_softmax(wanted.float() / temperature, 1)
+    """Kullback-Leibler divergence from the teacher's softened answers, times the squared temperature.
+
+    Computed in float32 at least.
+    """
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    ours = F.log_softmax(logits.to(dtype) / temperature, 1)
+    theirs = F.log_softmax(wanted.to(dtype) / temperature, 1)
     return F.kl_div(ours, theirs, reduction="batchmean", log_target=True) * temperature**2
 
 

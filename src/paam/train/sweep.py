@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from paam.errors import RecipeError
+from paam.errors import ArtifactError, RecipeError
 from paam.record import LOCK_FILE, RECORD_FILE, Event, of_kind, read_record
 
 POLL_SECONDS = 0.5
@@ -37,18 +38,21 @@ def jobs_of(
     recipes: Sequence[str], seeds: Sequence[int], vary: Sequence[str], options: Sequence[str], out: Path
 ) -> list[Job]:
     """Every combination, seed by seed. ``vary``: texts such as "prune.balance=area,side"; ``options``: for all runs."""
-    choices = []
+    choices: dict[str, list[str]] = {}
     for text in vary:
         key, equals, values = text.partition("=")
         if not equals or not key.strip() or not all(values.split(",")):
             raise RecipeError(
                 f"--vary takes key=value,value, for example --vary prune.balance=area,side; not '{text}'."
             )
-        choices.append([f"{key.strip()}={value}" for value in values.split(",")])
+        key = key.strip()
+        if key in choices or key in [option.partition("=")[0].strip() for option in options]:
+            raise RecipeError(f"{key} is given twice; all its values belong into one --vary.")
+        choices[key] = [f"{key}={value}" for value in values.split(",")]
     jobs = []
     for seed in seeds:
         for recipe in recipes:
-            for settings in itertools.product(*choices):
+            for settings in itertools.product(*choices.values()):
                 variant = "-".join([Path(recipe).stem, *(setting.replace("/", "_") for setting in settings)])
                 given = [part for setting in settings for part in ("--set", setting)]
                 folder = out / f"{variant}-seed{seed}"
@@ -77,24 +81,23 @@ def run_jobs(jobs: Sequence[Job], at_once: int, say: Callable[[str], None]) -> d
                 if process.poll() is not None:
                     del running[job]
                     codes[job.out] = process.returncode
-                    how = "finished" if not process.returncode else f"failed ({process.returncode})"
-                    say(f"{how:9} {job.out.name}; see {job.out}.log")
+                    failed = f"; {_last_line(job)}" if process.returncode else ""
+                    say(f"{'failed' if failed else 'finished':9} {job.out.name}{failed}")
             with suppress(subprocess.TimeoutExpired):
                 for process in running.values():
                     process.wait(POLL_SECONDS)
     finally:
         for process in running.values():
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)  # SIGINT is ignored by what a script started with &
         for process in running.values():
             process.wait()
     return codes
 
 
 def _start(job: Job) -> subprocess.Popen[bytes]:
-    job.out.parent.mkdir(parents=True, exist_ok=True)
     begun = (job.out / LOCK_FILE).is_file() or (job.out / RECORD_FILE).is_file()
     resume = ["--resume"] if begun else []
-    with Path(f"{job.out}.log").open("ab") as log:
+    with _log_of(job) as log:
         return subprocess.Popen(
             [sys.executable, "-m", "paam", "prune", *job.arguments, *resume],
             stdout=log,
@@ -104,12 +107,27 @@ def _start(job: Job) -> subprocess.Popen[bytes]:
         )
 
 
+def _last_line(job: Job) -> str:
+    """What a failed run said last; its log has the rest."""
+    said = Path(f"{job.out}.log").read_text("utf-8", "replace").split("\n")
+    return next((line for line in reversed(said) if line.strip()), "it said nothing")
+
+
+def _log_of(job: Job) -> BinaryIO:
+    try:
+        job.out.parent.mkdir(parents=True, exist_ok=True)
+        return Path(f"{job.out}.log").open("ab")
+    except OSError as error:
+        raise ArtifactError(f"{job.out}.log cannot be written: {error.strerror}; choose another --out.") from error
+
+
 def results(jobs: Sequence[Job]) -> dict[str, list[Event]]:
     """The "end" events of the finished runs, by variant."""
     found: dict[str, list[Event]] = {}
     for job in jobs:
-        record = job.out / RECORD_FILE
-        found.setdefault(job.variant, []).extend(of_kind(read_record(record), "end") if record.is_file() else [])
+        ends = found.setdefault(job.variant, [])
+        with suppress(ArtifactError):  # without a record, or with a damaged one, the run has failed and said so
+            ends += of_kind(read_record(job.out / RECORD_FILE), "end")
     return found
 
 
@@ -124,8 +142,10 @@ def shared_gpu(wanted: bool) -> Iterator[bool]:
         os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         try:
             started = subprocess.run([control, "-d"], capture_output=True, check=False).returncode == 0
-            yield started
-            if started:
-                subprocess.run([control], input=b"quit\n", capture_output=True, check=False)
+            try:
+                yield started
+            finally:
+                if started:
+                    subprocess.run([control], input=b"quit\n", capture_output=True, check=False)
         finally:
             del os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]

@@ -1,0 +1,46 @@
+"""States that nobody can go on from, named with what to do about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from paam.errors import DataError, DivergedError
+from paam.schedule import PhaseName, section_of
+
+LOSS_CHECK_EVERY = 50
+"""Steps between looks at the losses: often enough to stop early, rarely enough not to stall a GPU."""
+
+NO_SCORE = 1e-3
+"""When every score is below this, none of the filters matters any more, and their order says nothing."""
+
+
+def check_losses(losses: Sequence[Tensor], phase: PhaseName, epoch: int) -> None:
+    """Of an epoch so far; those since the last look are looked at."""
+    if not losses:
+        raise DataError("The training batches are used up; they must come anew in every epoch, as a DataLoader's do.")
+    finite = torch.stack(list(losses[-LOSS_CHECK_EVERY:])).isfinite()
+    if not finite.all():
+        step = max(len(losses) - LOSS_CHECK_EVERY, 0) + int((~finite).nonzero()[0]) + 1
+        raise DivergedError(
+            f"The loss is not finite at step {step} of epoch {epoch + 1} ({phase} phase)."
+            f" Lower {section_of(phase)}.lr, or look for broken values in the data."
+        )
+
+
+def check_values(values: Iterable[Tensor], phase: PhaseName, epoch: int) -> None:
+    """Weights and statistics behind an epoch, or behind the part of it that was done."""
+    if not torch.stack([value.isfinite().all() for value in values]).all():
+        raise DivergedError(
+            f"A weight is not finite in epoch {epoch + 1} ({phase} phase). Lower {section_of(phase)}.lr."
+        )
+
+
+def check_scores(scores: Mapping[str, Tensor], epoch: int) -> None:
+    if torch.cat(list(scores.values())).max() < NO_SCORE:
+        raise DivergedError(
+            f"Every score has fallen below {NO_SCORE} in epoch {epoch + 1} (score phase): they no longer tell filters"
+            " apart. Lower prune.penalty or score.lr."
+        )

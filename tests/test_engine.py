@@ -1,0 +1,185 @@
+"""Steps and networks of the engine: distillation by hand, the teacher, fine-tuning inside the gated network."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conftest import lively, relative_error
+from paam import Pruner
+from paam.recipe import DistillSettings, Recipe, recipe_from_tree
+from paam.train.engine import Engine
+from paam.train.networks import Networks
+from paam.train.steps import distillation, make_loss
+
+# ---------------------------------------------------------------- distillation
+
+
+def test_distillation_by_hand():
+    """Two classes, temperature 2: logits 0 and 2 ln 3 soften to 1/4 and 3/4, those of the network to 1/2 each."""
+    wanted = torch.tensor([[0.0, 2 * math.log(3)]])
+    ours = torch.tensor([[5.0, 5.0]])
+    divergence = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
+    assert float(distillation(ours, wanted, 2.0)) == pytest.approx(4 * divergence, rel=1e-6)
+    # The mean over images, not the sum; and nothing for what agrees.
+    pair = distillation(torch.cat([ours, wanted]), torch.cat([wanted, wanted + 7]), 2.0)
+    assert float(pair) == pytest.approx(4 * divergence / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_the_loss_is_the_weighted_sum_of_both(weight):
+    torch.manual_seed(0)
+    network, teacher = nn.Linear(3, 4), nn.Linear(3, 4)
+    images, labels = torch.randn(5, 3), torch.arange(5) % 4
+    loss = make_loss(network, teacher=teacher, distill=DistillSettings(weight, 3.0))(images, labels)
+    plain = F.cross_entropy(network(images), labels)
+    p, q = (teacher(images) / 3).softmax(1), (network(images) / 3).softmax(1)
+    expected = (1 - weight) * plain + weight * 9 * (p * (p.log() - q.log())).sum(1).mean()
+    torch.testing.assert_close(loss, expected)
+    if weight == 0:
+        assert torch.equal(loss, plain)
+    loss.backward()
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+
+
+# ---------------------------------------------------------------- networks in a run
+
+
+class Block(nn.Module):
+    """A residual block between two layers: a stream, inner filters, and a plain layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(1, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = nn.Conv2d(8, 10, 3, 1, 1, bias=False), nn.BatchNorm2d(10)
+        self.conv3, self.bn3 = nn.Conv2d(10, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8)
+        self.conv4, self.bn4 = nn.Conv2d(8, 9, 3, 2, 1, bias=True), nn.BatchNorm2d(9)
+        self.head = nn.Linear(9, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = F.relu(x + self.bn3(self.conv3(F.relu(self.bn2(self.conv2(x))))))
+        return self.head(F.relu(self.bn4(self.conv4(x))).mean((2, 3)))
+
+
+class Batches:
+    """float64 images of three kinds, new ones in every step."""
+
+    steps = 4
+
+    def epoch(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for step in range(start, self.steps):
+            generator = torch.Generator().manual_seed(100 * epoch + step)
+            labels = torch.arange(12) % 3
+            noise = torch.randn(12, 1, 6, 6, generator=generator, dtype=torch.float64)
+            yield noise + labels.view(-1, 1, 1, 1), labels
+
+
+def recipe(**changes) -> Recipe:
+    tree = {
+        "target": {"keep_filters": 0.6, "floor": 0.3},
+        "schedule": {"warmup": 1, "cycles": 1, "score": 1, "weight": 1, "finetune": 2},
+        "warmup": {"lr": 0.05},
+        "score": {"lr": 0.05},
+        "weight": {"lr": 1e-3, "weight_decay": 0.1},
+        "finetune": {"lr": 0.05, "weight_decay": 0.02, "nesterov": True},
+    }
+    return recipe_from_tree({**tree, **changes})
+
+
+def engine(given: Recipe, *, masked: bool = False) -> Engine:
+    torch.manual_seed(0)
+    pruner = Pruner(lively(Block()), torch.zeros(1, 1, 6, 6, dtype=torch.float64), inplace=True, score_lr=0.05)
+    made = Engine(pruner, given, Batches(), seed=0, emit=lambda event: None)
+    if masked:  # the engine itself does so on GPUs only
+        made.networks = Networks(pruner, masked=True, bfloat16=False)
+    return made
+
+
+def run(made: Engine, first: int, last: int) -> Engine:
+    for epoch in range(first, last):
+        made.run_epoch(epoch, None)
+    return made
+
+
+def test_the_teacher_is_the_network_after_warm_up_and_stays_it():
+    made = run(engine(recipe(distill={"weight": 0.5})), 0, 1)
+    after_warmup = copy.deepcopy(made.pruner.network.traced.model.state_dict())
+    teacher = made.networks.teacher()
+    assert not teacher.training
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    run(made, 1, 5)
+    moved = made.pruner.network.traced.model.state_dict()
+    assert not torch.equal(moved["conv4.weight"], after_warmup["conv4.weight"])
+    for copied in (teacher, made.networks.teacher()):
+        for name, value in copied.state_dict().items():
+            assert torch.equal(value, after_warmup[name]), name
+
+
+def test_without_warm_up_the_teacher_is_the_network_as_it_came():
+    given = recipe(distill={"weight": 0.5}, schedule={"warmup": 0, "cycles": 1, "score": 1, "weight": 1, "finetune": 1})
+    made = engine(given)
+    came = copy.deepcopy(made.pruner.network.traced.model.state_dict())
+    run(made, 0, 3)
+    for name, value in made.networks.teacher().state_dict().items():
+        assert torch.equal(value, came[name]), name
+
+
+def test_a_weight_of_zero_changes_nothing_and_one_above_does():
+    runs = [run(engine(recipe(**changes)), 0, 5) for changes in ({}, {"distill": {"weight": 0.0, "temperature": 9.0}})]
+    states = [made.result().state_dict() for made in runs]
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    taught = run(engine(recipe(distill={"weight": 0.5})), 0, 5)
+    assert not torch.equal(taught.result().state_dict()["head.bias"], states[0]["head.bias"])
+
+
+# ---------------------------------------------------------------- fine-tuning inside the gated network
+
+
+def test_fine_tuning_inside_the_gated_network_gives_the_small_one():
+    """Closed channels, and all that reads them alone, are the only difference; the small network has none of them."""
+    given = recipe(distill={"weight": 0.3})
+    plain, masked = run(engine(given), 0, 5), run(engine(given, masked=True), 0, 5)
+    assert plain.pruner.selection == masked.pruner.selection
+    widths = {name: (len(kept.filters), kept.width) for name, kept in plain.pruner.selection.plan.groups.items()}
+    assert all(0 < kept < width for kept, width in widths.values())
+    left, right = plain.result().state_dict(), masked.result().state_dict()
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        torch.testing.assert_close(right[name], value, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+    before = run(engine(given), 0, 3).pruner.compact().state_dict()
+    assert not torch.equal(before["head.bias"], left["head.bias"])  # it did train
+
+
+def test_what_is_cut_out_at_the_end_computes_what_the_gated_network_does():
+    made = run(engine(recipe(), masked=True), 0, 5)
+    small = made.networks.small
+    assert small is made.result()
+    images, _ = next(Batches().epoch(99, 0))
+    with torch.no_grad():
+        gated = made.pruner.model.eval()(images)
+        assert relative_error(small.eval()(images), gated) < 1e-9
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in made.pruner.network_parameters())
+
+
+@pytest.mark.parametrize("stop", [4, None])
+def test_a_masked_fine_tune_goes_on_to_the_same_bits(stop):
+    """Between two of its epochs, and inside one."""
+    whole = run(engine(recipe(), masked=True), 0, 5)
+    begun = run(engine(recipe(), masked=True), 0, 4)
+    if stop is None:
+        taken = []
+        begun.on_step, begun.stop = lambda step, steps: taken.append(step), lambda: len(taken) == 2
+        assert not begun.run_epoch(4, None)
+    tensors, header = begun.state(4)
+    resumed = engine(recipe(), masked=True)
+    resumed.restore(4, {key: value.clone() for key, value in tensors.items()}, header)
+    run(resumed, 4, 5)
+    for name, value in whole.result().state_dict().items():
+        assert torch.equal(value, resumed.result().state_dict()[name]), name

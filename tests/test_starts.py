@@ -1,0 +1,240 @@
+"""How runs begin: from weights of another run, without score epochs, on a device that can be used or not."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import paam.train.device
+from paam.data import load_data
+from paam.errors import ArtifactError, DeviceError, RecipeError
+from paam.record import of_kind, read_record
+from paam.report.html import write_report
+from paam.train.batches import EvaluationBatches, Normalization
+from paam.train.device import find_device
+from paam.train.evaluation import accuracy
+from paam.train.networks import Networks
+from paam.train.run import run
+from paam.train.weights import load_weights
+from test_runs import short, small
+
+FIXED = {"schedule__score": 0, "schedule__control": False}
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory) -> Path:
+    """A finished run with a warm-up worth the name."""
+    out = tmp_path_factory.mktemp("warm") / "run"
+    run(short(data__batch_size=64, schedule__warmup=8, schedule__cycles=1, schedule__control=False), out, device="cpu")
+    return out
+
+
+# ---------------------------------------------------------------- model.weights
+
+
+def test_the_dense_weights_of_a_run_start_another_with_the_same_accuracy(warm, tmp_path):
+    dense = warm / "dense.safetensors"
+    last = [e for e in of_kind(read_record(warm / "record.jsonl"), "epoch") if e["phase"] == "warmup"][-1]
+    model = small()
+    load_weights(model, dense, "model.weights")
+    for name, value in load_file(dense).items():
+        assert torch.equal(model.state_dict()[name], value), name
+    data = load_data("digits", holdout=0.1, seed=0)
+    held = EvaluationBatches(data.holdout, Normalization(data.mean, data.std), device="cpu")
+    assert accuracy(model, held) == last["accuracy"]
+    assert last["accuracy"] > 2 * accuracy(small(), held)
+    # In a run without warm-up they are the dense network that the record speaks of.
+    recipe = short(model__weights=str(dense), schedule__warmup=0, schedule__cycles=1, schedule__control=False)
+    end = run(recipe, tmp_path / "run", device="cpu")[-1]
+    assert end["dense"]["accuracy"] == read_record(warm / "record.jsonl")[-1]["dense"]["accuracy"]
+    assert end["dense"]["trained"] == "as it came"
+    assert not (tmp_path / "run" / "dense.safetensors").exists()  # nothing new to keep
+
+
+def changed(tensors: dict[str, Tensor], **changes: Tensor | None) -> dict[str, Tensor]:
+    merged = {**tensors, **{name.replace("__", "."): value for name, value in changes.items()}}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"linear__bias": None}, ["linear.bias", "Missing"]),
+        ({"extra": torch.zeros(2)}, ["extra", "Unexpected"]),
+        ({"linear__bias": torch.zeros(7)}, ["linear.bias", "size mismatch"]),
+        ({"linear__bias": torch.zeros(10, dtype=torch.complex64)}, ["linear.bias", "complex64", "float32"]),
+        ({"linear__bias": torch.zeros(10, dtype=torch.int64)}, ["linear.bias", "int64", "float32"]),
+        ({"bn1__num_batches_tracked": torch.tensor(1.5)}, ["bn1.num_batches_tracked", "float32", "int64"]),
+    ],
+    ids=["missing", "unexpected", "shape", "complex", "whole", "fraction"],
+)
+def test_weights_that_do_not_fit_are_refused_and_nothing_is_written(warm, tmp_path, changes, words):
+    path = tmp_path / "weights.safetensors"
+    save_file(changed(load_file(warm / "dense.safetensors"), **changes), path)
+    with pytest.raises(ArtifactError, match=re.escape(str(path))) as caught:
+        run(short(model__weights=str(path)), tmp_path / "run", device="cpu")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_in_another_precision_are_taken_up(warm, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    tensors = load_file(warm / "dense.safetensors")
+    save_file({name: v.double() if v.is_floating_point() else v.int() for name, v in tensors.items()}, path)
+    model = small()
+    load_weights(model, path, "model.weights")
+    for name, value in model.state_dict().items():
+        assert value.dtype == tensors[name].dtype
+        assert torch.equal(value, tensors[name])
+
+
+@pytest.mark.parametrize("kind", ["absent", "directory", "cut", "text", "empty"])
+def test_a_weight_file_that_cannot_be_read_is_refused(warm, tmp_path, kind):
+    path = tmp_path / "weights.safetensors"
+    whole = (warm / "dense.safetensors").read_bytes()
+    if kind == "directory":
+        path.mkdir()
+    elif kind != "absent":
+        path.write_bytes({"cut": whole[:-100], "text": b"no tensors here", "empty": b""}[kind])
+    with pytest.raises(ArtifactError, match=rf"model\.weights = {re.escape(str(path))} cannot be taken up") as caught:
+        run(short(model__weights=str(path)), tmp_path / "run", device="cpu")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------- no score epochs
+
+
+@pytest.mark.parametrize("scorer", ["l1", "random"])
+def test_scorers_that_learn_nothing_are_refused_score_epochs(scorer):
+    with pytest.raises(RecipeError, match=f"'{scorer}' learns nothing: set schedule.score to 0"):
+        short(prune__scorer=scorer)
+    assert short(prune__scorer=scorer, **FIXED).schedule.total == 2 + 2 * 2 + 2
+
+
+@pytest.mark.parametrize("scorer", ["l1", "random", "kq"])
+def test_a_run_without_score_epochs_selects_prunes_and_is_reported(tmp_path, scorer):
+    out = tmp_path / "run"
+    events = run(
+        short(prune__scorer=scorer, target__keep_filters=0.5, target__uniform=True, **FIXED), out, device="cpu"
+    )
+    assert [e["phase"] for e in of_kind(events, "epoch")] == ["warmup"] * 2 + ["weight"] * 4 + ["finetune"] * 2
+    assert [(e["epoch"], e["cycle"]) for e in of_kind(events, "selection")] == [(2, 1), (4, 2)]
+    assert of_kind(events, "scores") == []
+    plan = json.loads((out / "plan.json").read_text("utf-8"))
+    assert sum(len(group["keep"]) for group in plan["groups"].values()) == 13  # of 8 + 10 + 8
+    assert {len(group["keep"]) for group in plan["groups"].values()} == {4, 5}
+    write_report([out / "record.jsonl"], tmp_path / "report.html")
+    assert f"{events[-1]['pruned']['accuracy']:.2f}" in (tmp_path / "report.html").read_text("utf-8")
+
+
+def test_random_filters_stay_chosen_over_cycles_and_a_resume(tmp_path):
+    """What was drawn once must be in the checkpoint: another process draws otherwise."""
+
+    class Killed(BaseException):
+        pass
+
+    def killer(event: dict) -> None:
+        if event["event"] == "epoch" and event["epoch"] == 3:
+            raise Killed
+
+    recipe = short(prune__scorer="random", **FIXED)
+    whole = run(recipe, tmp_path / "whole", device="cpu")
+    with pytest.raises(Killed):
+        run(recipe, tmp_path / "run", device="cpu", watch=killer)
+    torch.manual_seed(77)
+    resumed = run(recipe, tmp_path / "run", device="cpu", resume=True)
+    first, second = (
+        [{k: e[k] for k in ("kept_filters", "threshold")} for e in of_kind(events, "selection")]
+        for events in (whole, resumed)
+    )
+    assert first == second
+    assert first[0] == first[1]  # the scores do not move, so neither does the choice
+
+
+# ---------------------------------------------------------------- devices
+
+
+def with_gpus(monkeypatch, message: str | None, gpus: int = 2) -> None:
+    """As on a machine with GPUs; with a message they refuse, as one does that another process holds for itself."""
+
+    def ones(*size: int, device: str) -> Tensor:
+        if device == "cpu" or message is None:
+            return torch.zeros(1) + 1
+        raise getattr(torch, "AcceleratorError", RuntimeError)(message)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(paam.train.device.torch, "ones", ones)
+
+
+BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nSearch elsewhere.\nCUDA kernel errors might.\n"
+
+
+@pytest.mark.parametrize(("name", "meant"), [("auto", "cuda"), ("cuda", "cuda"), ("cuda:1", "cuda:1")])
+def test_a_gpu_that_cannot_be_used_is_refused_in_one_sentence(monkeypatch, name, meant):
+    """Also by auto: days on a CPU are not what anyone meant who has a GPU."""
+    with_gpus(monkeypatch, BUSY)
+    with pytest.raises(DeviceError) as caught:
+        find_device(name)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert f"'{meant}' is there but cannot be used (CUDA error: CUDA-capable device(s) is/are busy" in message
+    assert message.endswith("give --device cpu.")
+    assert find_device("cpu") == "cpu"
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_what_is(monkeypatch):
+    with_gpus(monkeypatch, "CUDA error: invalid device ordinal")
+    with pytest.raises(DeviceError, match=r"'cuda:7' is not there; this machine has: cpu, cuda \(0 to 1\)\.$"):
+        find_device("cuda:7")
+    with_gpus(monkeypatch, "no NVIDIA driver", gpus=0)
+    with pytest.raises(DeviceError, match=r"'cuda' is not there; this machine has: cpu\.$"):
+        find_device("cuda")
+    assert find_device("auto") == "cpu"
+
+
+def test_a_gpu_with_a_number_becomes_the_current_one(monkeypatch):
+    """torch itself refuses to make "cuda" the current device: without a number there is nothing to choose."""
+    with_gpus(monkeypatch, None)
+    current = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert [find_device(name) for name in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
+    assert current == []
+    assert find_device("cuda:1") == "cuda:1"
+    assert current == ["cuda:1"]
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="specified index"):
+        torch.cuda.set_device("cuda")
+
+
+# ---------------------------------------------------------------- a teacher of one's own
+
+
+def test_a_teacher_of_ones_own_teaches(warm, tmp_path, monkeypatch):
+    """The weights in the file are those of the teacher; the network itself begins at random."""
+    taught = []
+    make = Networks.teacher
+
+    def watched(self):
+        taught.append(make(self))
+        return taught[-1]
+
+    monkeypatch.setattr(Networks, "teacher", watched)
+    short_cut = {"schedule__warmup": 0, "schedule__cycles": 1, "schedule__control": False, "distill__weight": 0.5}
+    run(short(distill__teacher=str(warm / "dense.safetensors"), **short_cut), tmp_path / "run", device="cpu")
+    stored = load_file(warm / "dense.safetensors")
+    assert taught
+    for teacher in taught:
+        assert all(torch.equal(value, stored[name]) for name, value in teacher.state_dict().items())
+    with pytest.raises(ArtifactError, match="distill.teacher = nowhere cannot be taken up"):
+        run(short(distill__teacher="nowhere", **short_cut), tmp_path / "other", device="cpu")
+    assert not (tmp_path / "other" / "record.jsonl").exists()

@@ -1,0 +1,317 @@
+"""Sweeps: which runs they are, real processes that finish, fail, are interrupted and go on, and the final table."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import mean
+
+import pytest
+from rich.console import Console
+
+import paam.cli
+from paam.errors import RecipeError
+from paam.recipe import load_recipe
+from paam.record import of_kind, read_record
+from paam.report.tables import sweep_table
+from paam.train.run import run
+from paam.train.sweep import jobs_of, shared_gpu
+from test_runs import assert_same_weights
+
+# While a file `hold` lies beside it, a training step waits.
+NET = """
+import pathlib
+import time
+
+from torch import nn
+
+
+class Held(nn.Linear):
+    def forward(self, x):
+        while self.training and pathlib.Path("hold").exists():
+            pathlib.Path("reached").touch()
+            time.sleep(0.01)
+        return super().forward(x)
+
+
+def make(num_classes, in_channels):
+    return nn.Sequential(
+        nn.Conv2d(in_channels, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), Held(6, num_classes),
+    )
+"""
+RECIPE = """
+description = "as small as can be"
+[model]
+name = "held_net:make"
+[data]
+name = "digits"
+batch_size = 512
+crop = 1
+flip = false
+[target]
+keep_macs = 0.7
+[schedule]
+warmup = 1
+cycles = 1
+score = 1
+weight = 1
+finetune = 1
+[train]
+threads = 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Path:
+    (tmp_path / "held_net.py").write_text(NET, "utf-8")
+    (tmp_path / "tiny.toml").write_text(RECIPE, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("COLUMNS", "200")
+    yield tmp_path
+    sys.modules.pop("held_net", None)
+
+
+def sweep(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
+    """The command in this process; its runs are processes of their own."""
+    monkeypatch.setattr(sys, "argv", ["paam", "sweep", *arguments, "--device=cpu"])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit_:
+        paam.cli.main()
+    captured = capsys.readouterr()
+    return exit_.value.code or 0, captured.out, captured.err
+
+
+# ---------------------------------------------------------------- which runs
+
+
+def test_every_combination_is_a_run_with_a_directory_of_its_own():
+    vary = ["prune.scorer=kq,free", "finetune.lr=0.1"]
+    jobs = jobs_of(["a-recipe", "own/b.toml"], [0, 7], vary, ["--device", "cpu"], Path("out"))
+    assert [job.out.name for job in jobs] == [
+        f"{recipe}-prune.scorer={scorer}-finetune.lr=0.1-seed{seed}"
+        for seed in (0, 7)
+        for recipe in ("a-recipe", "b")
+        for scorer in ("kq", "free")
+    ]
+    last = jobs[-1]
+    assert last.variant == "b-prune.scorer=free-finetune.lr=0.1"
+    assert last.out.parent == Path("out")
+    assert last.arguments == (
+        *("own/b.toml", "--seed", "7", "--out", str(last.out)),
+        *("--set", "prune.scorer=free", "--set", "finetune.lr=0.1", "--device", "cpu"),
+    )
+    assert [job.variant for job in jobs_of(["a"], [1], [], [], Path("out"))] == ["a"]
+
+
+def test_a_value_with_a_slash_makes_no_directory_of_its_own():
+    (job,) = jobs_of(["a"], [0], ["model.weights=runs/x/dense.safetensors"], [], Path("out"))
+    assert job.out == Path("out/a-model.weights=runs_x_dense.safetensors-seed0")
+    assert "model.weights=runs/x/dense.safetensors" in job.arguments
+
+
+@pytest.mark.parametrize("text", ["", "finetune.lr", "=1,2", "finetune.lr=", "finetune.lr=1,,2", "finetune.lr=1,"])
+def test_what_is_no_list_of_values_is_refused(text):
+    with pytest.raises(RecipeError, match="key=value,value"):
+        jobs_of(["a"], [0], [text], [], Path("out"))
+
+
+def test_runs_that_would_share_a_directory_are_refused():
+    with pytest.raises(RecipeError, match="one directory"):
+        jobs_of(["one/a.toml", "two/a.toml"], [0], [], [], Path("out"))
+    with pytest.raises(RecipeError, match="one directory"):
+        jobs_of(["a"], [0], ["finetune.lr=1,1"], [], Path("out"))
+
+
+@pytest.mark.parametrize("options", [["--set", "finetune.lr=3"], []])
+def test_a_key_that_is_given_twice_is_refused(options):
+    """Otherwise the last would win, and runs of different names be the same."""
+    vary = ["finetune.lr=1,2"] if options else ["finetune.lr=1,2", "finetune.lr = 3"]
+    with pytest.raises(RecipeError, match="finetune.lr is given twice"):
+        jobs_of(["a"], [0], vary, options, Path("out"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tiny.toml", "--seeds="], ["--seeds"]),
+        (["tiny.toml", "--seeds=0,x"], ["--seeds", "'0,x'"]),
+        (["tiny.toml", "--seeds=0,,1"], ["--seeds"]),
+        (["tiny.toml", "--seeds=-1"], ["--seeds"]),
+        (["tiny.toml", "--seeds=1.5"], ["--seeds"]),
+        (["tiny.toml", "--seeds=1,01"], ["--seeds", "different"]),
+        (["tiny.toml", "--seeds=²"], ["--seeds"]),
+        (["tiny.toml", f"--seeds={'9' * 5000}"], ["--seeds"]),
+        (["tiny.toml", "--vary=finetune.lr"], ["--vary", "key=value"]),
+        (["tiny.toml", "--vary=finetune.ler=1,2"], ["finetune.ler", "'finetune.lr'"]),
+        (["tiny.toml", "--vary=prune.scorer=kq,qk"], ["prune.scorer", "'qk'"]),
+        (["tiny.toml", "--set=finetune.lr=fast"], ["finetune.lr", "a number"]),
+        (["tiny.toml", "nowhere.toml"], ["nowhere.toml"]),
+        (["tiny.toml", "--device=warp"], ["'warp'", "cpu"]),
+        (["tiny.toml", "--out=tiny.toml"], ["tiny.toml", "--out"]),
+        (["tiny.toml", f"--vary=description={'x' * 300}"], ["cannot be written", "--out"]),
+    ],
+)
+def test_a_bad_sweep_is_refused_in_one_sentence_before_anything_runs(monkeypatch, capsys, here, arguments, words):
+    before = sorted(here.iterdir())
+    monkeypatch.setattr(sys, "argv", ["paam", "sweep", "--device=cpu", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        paam.cli.main()
+    captured = capsys.readouterr()
+    assert exit_.value.code == 2
+    (line,) = captured.err.splitlines()
+    assert line.startswith("paam: ")
+    assert all(word in line for word in words), line
+    runs = here / "runs" / "sweep"
+    assert sorted(path for path in here.iterdir() if path.name != "runs") == before
+    assert not runs.exists() or not any(runs.iterdir())
+
+
+# ---------------------------------------------------------------- the table
+
+
+def end(accuracy: float, params: int, macs: int) -> dict:
+    return {
+        "event": "end",
+        "pruned": {"accuracy": accuracy, "params": params, "macs": macs},
+        "dense": {"accuracy": 0.0, "params": 1000, "macs": 2000},
+    }
+
+
+def shown(results: dict) -> list[list[str]]:
+    text = io.StringIO()
+    Console(file=text, width=200).print(sweep_table(results))
+    return [re.split(r"\s{2,}", line.strip()) for line in text.getvalue().splitlines()]
+
+
+def test_mean_and_spread_by_hand():
+    """90, 92 and 97: mean 93, deviations -3, -1, 4, squares 26, over two of them 13, its root 3.61."""
+    rows = shown(
+        {
+            "three": [end(90, 400, 1000), end(92, 500, 900), end(97, 600, 800)],
+            "one": [end(88.888, 250, 1999)],
+            "none [yet]": [],
+        }
+    )
+    assert rows[0] == ["run", "runs", "accuracy", "spread", "params", "MACs"]
+    assert rows[1] == ["three", "3", "93.00 %", "± 3.61", "-50.0 %", "-55.0 %"]
+    assert rows[2] == ["one", "1", "88.89 %", "-75.0 %", "-0.0 %"]
+    assert rows[3] == ["none [yet]", "0"]
+
+
+# ---------------------------------------------------------------- real runs
+
+
+def test_a_failing_run_is_named_and_does_not_stop_the_others_and_finished_ones_are_not_run_again(
+    monkeypatch, capsys, here
+):
+    arguments = ["tiny.toml", "--vary=warmup.lr=0.1,1e6", "--seeds=0,1", "--jobs=2", "--out=out"]
+    # What other failures leave: the second seed of the good variant finds a damaged record.
+    broken = here / "out" / "tiny-warmup.lr=0.1-seed1"
+    broken.mkdir(parents=True)
+    (broken / "record.jsonl").write_text("{}\n{}\n", "utf-8")
+    code, out, err = sweep(monkeypatch, capsys, *arguments)
+    assert code == 1
+    good, bad = "tiny-warmup.lr=0.1-seed0", ["tiny-warmup.lr=1e6-seed0", broken.name, "tiny-warmup.lr=1e6-seed1"]
+    assert "3 of 4 runs failed" in err
+    assert all(name in err for name in bad)
+    assert good not in err
+    for name in bad:
+        log = (here / "out" / f"{name}.log").read_text("utf-8")
+        assert "paam: " in log
+        assert "Traceback" not in log
+    events = read_record(here / "out" / good / "record.jsonl")
+    accuracy = of_kind(events, "end")[0]["pruned"]["accuracy"]
+    rows = {line.split()[0]: line for line in out.splitlines() if line.startswith("tiny-")}
+    assert f"{accuracy:.2f} %" in rows["tiny-warmup.lr=0.1"]
+    assert rows["tiny-warmup.lr=1e6"].split()[1:] == ["0"]
+    # The same run by itself has the same weights.
+    run(load_recipe("tiny.toml", {"warmup.lr": 0.1}), here / "alone", device="cpu")
+    assert_same_weights(here / "alone", here / "out" / good)
+    # Again, without the broken one: nothing of the finished run changes.
+    before = {path: path.stat().st_mtime_ns for path in (here / "out" / good).iterdir() if path.name != "lock"}
+    code, out, err = sweep(monkeypatch, capsys, "tiny.toml", "--vary=warmup.lr=0.1", "--out=out")
+    assert (code, err) == (0, "")
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def wait_for(condition, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, "the sweep has ended"
+        assert time.monotonic() < deadline, "nothing happens"
+        time.sleep(0.01)
+
+
+def test_an_interrupt_reaches_the_runs_they_save_and_the_sweep_goes_on(here):
+    command = [sys.executable, "-m", "paam", "sweep", "tiny.toml", "--seeds=0,1", "--out=out", "--device=cpu"]
+    log, hold, reached = here / "out" / "tiny-seed0.log", here / "hold", here / "reached"
+    for number in (signal.SIGINT, signal.SIGTERM):
+        hold.touch()
+        reached.unlink(missing_ok=True)
+        log.unlink(missing_ok=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            wait_for(reached.exists, process)
+            process.send_signal(number)
+            wait_for(lambda: "stopping behind this step" in log.read_text("utf-8"), process)
+            hold.unlink()
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        assert process.returncode == 130
+        assert "the same command goes on" in err
+        assert "Traceback" not in out + err
+        assert "all of it is saved" in log.read_text("utf-8")
+        assert not (here / "out" / "tiny-seed1").exists()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    accuracies = []
+    for seed in (0, 1):
+        run(load_recipe("tiny.toml"), here / f"alone{seed}", seed=seed, device="cpu")
+        assert_same_weights(here / f"alone{seed}", here / "out" / f"tiny-seed{seed}")
+        accuracies.append(of_kind(read_record(here / f"alone{seed}" / "record.jsonl"), "end")[0]["pruned"]["accuracy"])
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("tiny ")]
+    assert row.split()[1:3] == ["2", f"{mean(accuracies):.2f}"]
+
+
+# ---------------------------------------------------------------- NVIDIA's MPS
+
+
+def test_the_daemon_is_stopped_also_when_a_sweep_is_interrupted(here, monkeypatch):
+    """A stand-in for the control program writes down how it was called."""
+    tool = here / "bin" / "nvidia-cuda-mps-control"
+    tool.parent.mkdir()
+    calls = here / "calls"
+    tool.write_text(f'#!/bin/sh\nif [ "$1" ]; then echo "begin $CUDA_MPS_PIPE_DIRECTORY"; else cat; fi >> {calls}\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    with shared_gpu(False) as shared:
+        assert not shared
+        assert not calls.exists()
+    folder = ""
+
+    def interrupted() -> None:
+        nonlocal folder
+        with shared_gpu(True) as shared:
+            assert shared
+            folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert calls.read_text() == f"begin {folder}\nquit\n"
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    assert not Path(folder).exists()
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somebody/elses")
+    with shared_gpu(True) as shared:
+        assert shared
+    assert calls.read_text().count("begin") == 1
