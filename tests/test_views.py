@@ -503,7 +503,13 @@ def test_the_progress_file_says_what_is_going_on_and_goes_with_the_run(tmp_path)
 
 
 def test_a_progress_file_that_cannot_be_written_stops_nothing(tmp_path):
-    ProgressFile(tmp_path / "gone" / "progress.json").step(1, 2)
+    file = ProgressFile(tmp_path / "gone" / "progress.json")
+    file.step(1, 2)
+    assert not (tmp_path / "gone").exists()
+    (tmp_path / "gone").mkdir()
+    ticking = ProgressFile(tmp_path / "gone" / "progress.json")
+    ticking.step(1, 2)
+    assert read_progress(tmp_path / "gone" / "progress.json").step == 1
 
 
 @pytest.mark.parametrize(

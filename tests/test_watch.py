@@ -330,7 +330,11 @@ def test_runs_are_listed_by_state_then_by_age(many):
 def test_runs_as_a_table_and_as_json(cli, many):
     done = cli("runs", ".")
     assert (done.code, done.err) == (0, "")
-    by_name = {line.split()[0]: line.split() for line in done.out.splitlines() if line.strip()}
+    by_name: dict[str, list[str]] = {}
+    for line in done.out.splitlines():
+        if line.strip():
+            by_name.setdefault(line.split()[0], line.split())  # the table comes first, notes below it
+    assert "dead goes on with:  paam prune" in done.out
     assert by_name["dead"][1:6] == ["stopped", "at", "epoch", "4", "of"]
     assert by_name["alive"][1:3] == ["running", "2/7"]
     assert " ".join(by_name["old"][1:]) == "finished tiny beads kq 7 88.50 % -45.0 % -60.0 % 2 h ago"

@@ -74,16 +74,13 @@ class Gates(nn.ModuleList):
         """
         found: dict[int, Tensor] = {}
         with torch.autocast(self._gate(0).mask.device.type, enabled=False):
-            self._score(found)
+            for number, places in enumerate(self._alike):
+                gates = [self._gate(place) for place in places]
+                rows_LFN = self._held[number] if self._holding else torch.stack([gate.rows() for gate in gates])
+                tensors = zip(*(gate.scorer.tensors() for gate in gates), strict=True)
+                scores_LF = gates[0]._phi(gates[0].scorer.attend(rows_LFN, *map(torch.stack, tensors)))
+                found.update(zip(places, scores_LF.unbind(), strict=True))
         return tuple(found[place] for place in range(len(self)))
-
-    def _score(self, found: dict[int, Tensor]) -> None:
-        for number, places in enumerate(self._alike):
-            gates = [self._gate(place) for place in places]
-            rows_LFN = self._held[number] if self._holding else torch.stack([gate.rows() for gate in gates])
-            stacked = [torch.stack(tensors) for tensors in zip(*(gate.scorer.tensors() for gate in gates), strict=True)]
-            scores_LF = gates[0]._phi(gates[0].scorer.attend(rows_LFN, *stacked))
-            found.update(zip(places, scores_LF.unbind(), strict=True))
 
     def hold(self) -> None:
         """Read the filters now and not again until :meth:`release`. Memory is reused: captured steps refer to it."""

@@ -57,6 +57,11 @@ class Plan:
     base: Plan | None = None
 
     @property
+    def counts(self) -> dict[str, list[int]]:
+        """Group -> [filters that stay, width], as records have it."""
+        return {name: [len(kept.filters), kept.width] for name, kept in self.groups.items()}
+
+    @property
     def kept_filters(self) -> int:
         return sum(len(kept.filters) for kept in self.groups.values())
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from paam.files import parse_json
+from paam.files import parse_json, temporary_name
 from paam.record import Event
 
 PROGRESS_FILE = "progress.json"
@@ -78,7 +78,7 @@ class ProgressFile:
         if time.monotonic() - self.written < WRITE_EVERY:
             return
         self.written = time.monotonic()
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        temporary = temporary_name(self.path)
         # Not flushed to the disk, unlike everything that a run needs: after a crash nobody reads it.
         with contextlib.suppress(OSError):
             temporary.write_text(json.dumps(asdict(progress)), "utf-8")

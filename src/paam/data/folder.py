@@ -8,7 +8,6 @@ the file system. Hidden files and files that are no images by their extension ar
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -133,7 +132,7 @@ def _decode_all(entries: list[Entry], side: int) -> Split:
         images[place] = _decode(entries[place][0], side)
 
     # Pillow warns about odd metadata and large headers; what matters is refused in _decode
-    with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with warnings.catch_warnings(), ThreadPoolExecutor(usual_workers()) as pool:
         warnings.simplefilter("ignore")
         for _ in pool.map(fill, range(len(entries))):
             pass

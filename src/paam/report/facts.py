@@ -10,11 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paam.record import Event, of_kind
+from paam.record import SAME_EPOCHS, Event, of_kind
 
 KINDS = ("start", "changed", "epoch", "scores", "selection", "failed", "end")
-FAIR = "the same epochs"
-"""What a record says of a dense network that was trained as long as the pruned one."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ class Facts:
 
     @property
     def fair(self) -> bool:
-        return self.trained == FAIR
+        return self.trained == SAME_EPOCHS
 
     @property
     def seconds(self) -> float:

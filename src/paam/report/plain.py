@@ -21,19 +21,13 @@ LINE_EVERY = 30.0
 """Seconds between lines inside of one epoch."""
 
 
-class PlainView:
-    """A line when something has happened, and now and then within a long epoch."""
+class QuietView:
+    """Nothing; what the other views begin with."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.state = RunState()
-        self.clock = StepClock(clock)
-        self.resuming = Resuming()
-        self.now = clock
-        self.spoken = clock()
-        self.warning = ""
+    def __init__(self) -> None:
         self.heard = True
 
-    def __enter__(self) -> PlainView:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -41,6 +35,38 @@ class PlainView:
 
     def close(self) -> None:
         pass
+
+    def event(self, event: Event) -> None:
+        require(event)
+
+    def step(self, step: int, steps: int) -> None:
+        pass
+
+    def at(self, progress: Progress | None) -> None:
+        pass
+
+    def warn(self, sentence: str) -> None:
+        pass
+
+
+class JsonView(QuietView):
+    """Every event as one line, as it stands in the record."""
+
+    def event(self, event: Event) -> None:
+        self.heard = put(json.dumps(event)) and self.heard
+
+
+class PlainView(QuietView):
+    """A line when something has happened, and now and then within a long epoch."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self.state = RunState()
+        self.clock = StepClock(clock)
+        self.resuming = Resuming()
+        self.now = clock
+        self.spoken = clock()
+        self.warning = ""
 
     def event(self, event: Event) -> None:
         self.state = after(self.state, event)
@@ -76,41 +102,6 @@ class PlainView:
     def _say(self, line: str) -> None:
         self.spoken = self.now()
         self.heard = put(line) and self.heard
-
-
-class JsonView:
-    """Every event as one line, as it stands in the record."""
-
-    def __init__(self) -> None:
-        self.heard = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        pass
-
-    def event(self, event: Event) -> None:
-        self.heard = put(json.dumps(event)) and self.heard
-
-    def step(self, step: int, steps: int) -> None:
-        pass
-
-    def at(self, progress: Progress | None) -> None:
-        pass
-
-    def warn(self, sentence: str) -> None:
-        pass
-
-
-class QuietView(JsonView):
-    """Nothing."""
-
-    def event(self, event: Event) -> None:
-        require(event)
 
 
 def show(console: Console, *parts: RenderableType) -> bool:

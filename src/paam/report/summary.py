@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from paam.record import Event, of_kind
+from paam.record import SAME_EPOCHS, Event, of_kind
 from paam.report.phrases import bar_cells, clean, removed, title
 
 
@@ -22,7 +22,7 @@ def _headline(start: Event, end: Event) -> Table:
     table.add_column("")
     for name in (f"dense ({clean(dense['trained'])})", "pruned", "change"):
         table.add_column(Text(name), justify="right")
-    fair = dense["trained"] == "the same epochs"
+    fair = dense["trained"] == SAME_EPOCHS
     gain = f"{pruned['accuracy'] - dense['accuracy']:+.2f} points" if fair else "not comparable"
     table.add_row("test accuracy", f"{dense['accuracy']:.2f} %", f"{pruned['accuracy']:.2f} %", gain)
     for key, label in (("params", "parameters"), ("macs", "MACs (conv + fc)")):

@@ -15,7 +15,7 @@ from paam.cost import count
 from paam.data import Dataset
 from paam.pruner import Pruner
 from paam.recipe import Recipe
-from paam.record import VERSION, Event, environment
+from paam.record import SAME_EPOCHS, VERSION, Event, environment
 from paam.speed import measure_latency
 from paam.train.batches import EvaluationBatches
 from paam.train.directory import portable
@@ -71,6 +71,5 @@ def finish(engine: Engine, test: EvaluationBatches, images: Tensor, out: Path, e
             "uncounted": counted.uncounted,
         }
     alone = "warm-up only" if engine.recipe.schedule.warmup else "as it came"
-    results["dense"]["trained"] = alone if engine.networks.control is None else "the same epochs"
-    kept = {name: [len(k.filters), k.width] for name, k in plan.groups.items()}
-    emit({"event": "end", "latency_batch": len(images), "kept_filters": kept, **results})
+    results["dense"]["trained"] = alone if engine.networks.control is None else SAME_EPOCHS
+    emit({"event": "end", "latency_batch": len(images), "kept_filters": plan.counts, **results})

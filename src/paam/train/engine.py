@@ -146,10 +146,13 @@ class Engine:
             selection = self.pruner.select(**asdict(self.recipe.target))
             with self.pruner.weighting():
                 accuracy = None if evaluate is None else evaluate(self.pruner.model, "weight")
-            kept = {name: [len(k.filters), k.width] for name, k in selection.plan.groups.items()}
             theta = None if selection.threshold is None else _seven_digits(selection.threshold)
             event = {"event": "selection", "epoch": epoch, "cycle": phase.cycle, "threshold": theta}
-            event |= {"kept_params": selection.kept_params, "kept_macs": selection.kept_macs, "kept_filters": kept}
+            event |= {
+                "kept_params": selection.kept_params,
+                "kept_macs": selection.kept_macs,
+                "kept_filters": selection.plan.counts,
+            }
             event |= {"accuracy": accuracy}  # before the weights adapt: what the cut itself costs
             self.emit(event)
         elif phase.name == "finetune" and not self.networks.masked:
