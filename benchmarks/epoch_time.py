@@ -1,12 +1,13 @@
 """Seconds per epoch of every phase, side by side in one process, and where the time of a step goes.
 
-    python benchmarks/epoch_time.py [--scorers kq,vanilla] [--modes plain,captured,compiled] [--profile] [--device cuda]
+    python benchmarks/epoch_time.py [--scorers kq,vanilla] [--modes loader,plain,captured,compiled,fused] [--profile] [--device cuda]
 
 loader     what everybody writes first: a DataLoader with workers, an eager loop in bfloat16, nothing of paam's engine;
            the dense network, the score phase and the weight phase by paam.Pruner (fewer steps, scaled to an epoch)
 plain      paam's engine with capture and compilation off
 captured   one CUDA graph over the step
 compiled   torch.compile inside of it
+fused      kernels of our own inside of it
 
 Data are random images of CIFAR-10's shape: only time is measured. An epoch is timed once its phase has been set up; the
 evaluation is not in it. Fine-tuning is timed as it can be done: the compacted network, the one with widths in steps
@@ -35,9 +36,10 @@ from paam.train.batches import Normalization, TrainingBatches
 from paam.train.engine import Engine
 
 MODES = {
-    "plain": {"capture": False, "compile": False},
-    "captured": {"capture": True, "compile": False},
-    "compiled": {"capture": True, "compile": True},
+    "plain": {"capture": False, "compile": False, "fused": False},
+    "captured": {"capture": True, "compile": False, "fused": False},
+    "compiled": {"capture": True, "compile": True, "fused": False},
+    "fused": {"capture": True, "compile": False, "fused": True},
 }
 FINETUNES: dict[str, dict[str, dict[str, Any]]] = {
     "finetune compact, steps of 8": {"target": {"keep_macs": 0.5, "round_to": 8}},
@@ -176,6 +178,10 @@ def profile(engine: Engine, phase: PhaseName) -> list[str]:
 
 
 KINDS = {
+    "ours, convolution": ("_convolve",),
+    "ours, weight gradient": ("_weight_partial", "_sum_partial"),
+    "ours, norm forward": ("_statistics", "_forward", "_scored_forward"),
+    "ours, norm backward": ("_backward_sums", "_backward", "_scored_backward"),
     "convolution, weight gradient": ("wgrad",),
     "convolution, input gradient": ("dgrad",),
     "convolution, forward": ("fprop", "implicit_gemm", "convolve", "xmma", "cutlass"),
@@ -202,7 +208,7 @@ def main() -> None:
     parser.add_argument("--scorers", default="kq,vanilla")
     parser.add_argument("--samples", type=int, default=50_000)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--modes", default="loader,plain,captured,compiled")
+    parser.add_argument("--modes", default="loader,plain,captured,compiled,fused")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
@@ -220,7 +226,7 @@ def main() -> None:
             if options.profile and name != "plain":
                 for phase in engine.steps:
                     print("\n".join(profile(engine, phase)), flush=True)
-            if name == "captured" and scorer == "kq":
+            if name == "fused" and scorer == "kq":
                 for label, changes in FINETUNES.items():
                     tree = {**changes, "schedule": SHORT, "train": {**MODES[name], **changes.get("train", {})}}
                     seconds = time_phases(make_engine(options, scorer, tree), options.device)

@@ -32,6 +32,7 @@ pytestmark = [
 
 STEPS = 24
 PHASES = ("warmup", "score", "weight", "finetune")
+PLAIN = {"capture": False, "compile": False, "fused": False}
 
 
 class Noisy(Normalization):
@@ -107,12 +108,12 @@ def show(label: str, found: dict[str, float]) -> None:
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, list[float]]:
-    return tracked("cuda", capture=False, compile=False)
+    return tracked("cuda", **PLAIN)
 
 
 @pytest.fixture(scope="module")
 def allowed(plain) -> dict[str, float]:
-    found = differences(plain, tracked("cuda", noise=2**-9, capture=False, compile=False))
+    found = differences(plain, tracked("cuda", noise=2**-9, **PLAIN))
     show("bfloat16: plain against itself with noise", found)
     return found
 
@@ -120,10 +121,12 @@ def allowed(plain) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("label", "train"),
     [
-        ("plain again", {"capture": False, "compile": False}),
-        ("captured", {"capture": True, "compile": False}),
-        ("captured and compiled", {"capture": True, "compile": True}),
-        ("captured, fine-tuned inside the dense network", {"capture": True, "compile": False, "masked": True}),
+        ("plain again", PLAIN),
+        ("captured", {**PLAIN, "capture": True}),
+        ("captured and compiled", {**PLAIN, "capture": True, "compile": True}),
+        ("fused", {**PLAIN, "fused": True}),
+        ("captured and fused", {**PLAIN, "capture": True, "fused": True}),
+        ("captured and fused inside the dense network", {**PLAIN, "capture": True, "fused": True, "masked": True}),
     ],
 )
 def test_fast_runs_agree_with_the_plain_one_within_bfloat16_noise(plain, allowed, label, train):
