@@ -1,6 +1,6 @@
 """Seconds per epoch of every phase, side by side in one process, and where the time of a step goes.
 
-    python benchmarks/epoch_time.py [--scorers kq,vanilla] [--modes loader,plain,captured,compiled,fused] [--profile] [--device cuda]
+    python benchmarks/epoch_time.py [--scorers kq,vanilla] [--modes loader,plain,captured,compiled,fused] [--profile]
 
 loader     what everybody writes first: a DataLoader with workers, an eager loop in bfloat16, nothing of paam's engine;
            the dense network, the score phase and the weight phase by paam.Pruner (fewer steps, scaled to an epoch)

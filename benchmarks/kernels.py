@@ -73,9 +73,9 @@ def convolutions(channels: int, side: int, *, search: bool) -> None:
         "weight gradient": microseconds(library([False, True, False])),
     }
     ours = {
-        "forward": microseconds(lambda n: conv._run(inputs[n], weight, transposed=False)),
-        "input gradient": microseconds(lambda n: conv._run(grads[n], weight, transposed=True)),
-        "weight gradient": microseconds(lambda n: conv._weight_gradient(inputs[n], grads[n], weight)),
+        "forward": microseconds(lambda n: conv.convolve(inputs[n], weight, transposed=False)),
+        "input gradient": microseconds(lambda n: conv.convolve(grads[n], weight, transposed=True)),
+        "weight gradient": microseconds(lambda n: conv.weight_gradient(inputs[n], grads[n], weight)),
     }
     for name, time in theirs.items():
         print(f"{channels:3d} channels  convolution, {name:16} library {time:6.1f}  ours {ours[name]:6.1f}", flush=True)
@@ -85,12 +85,12 @@ def convolutions(channels: int, side: int, *, search: bool) -> None:
     found = []
     for block_m, warps in itertools.product((64, 128, 256), (2, 4, 8)):
         conv.FORWARD[channels] = (block_m, warps)
-        found.append((microseconds(lambda n: conv._run(inputs[n], weight, transposed=False)), block_m, warps))
+        found.append((microseconds(lambda n: conv.convolve(inputs[n], weight, transposed=False)), block_m, warps))
     print("   forward:", "  ".join(f"{time:.1f} {what}" for time, *what in sorted(found)[:4]), flush=True)
     found = []
     for block_m, warps, taps, wanted in itertools.product((32, 64, 128), (4, 8), (1, 3), (44, 88, 176)):
         conv.WEIGHT[channels] = (block_m, warps, taps, wanted)
-        time = microseconds(lambda n: conv._weight_gradient(inputs[n], grads[n], weight))
+        time = microseconds(lambda n: conv.weight_gradient(inputs[n], grads[n], weight))
         found.append((time, block_m, warps, taps, wanted))
     print("   weight: ", "  ".join(f"{time:.1f} {what}" for time, *what in sorted(found)[:4]), flush=True)
     conv.FORWARD[channels], conv.WEIGHT[channels] = kept
@@ -113,17 +113,16 @@ def norms(channels: int, side: int, *, search: bool) -> None:
     def ours(n: int) -> object:
         return torch.autograd.grad(quick(inputs[n], others[n], mask), [inputs[n], others[n], *leaves], grads[n])
 
-    print(
-        f"{channels:3d} channels  norm, sum, ReLU, mask: eager {microseconds(eager):6.1f}  ours {microseconds(ours):6.1f}"
-    )
+    times = f"eager {microseconds(eager):6.1f}  ours {microseconds(ours):6.1f}"
+    print(f"{channels:3d} channels  norm, sum, ReLU, mask: {times}", flush=True)
     if search:
-        kept = norm_kernels.BLOCK, norm_kernels.PROGRAMS
+        kept = norm_kernels.BLOCK, norm_kernels.PROGRAMS, norm_kernels.WARPS
         found = []
-        for block, programs in itertools.product((1024, 2048, 4096, 8192), (128, 256, 512, 1024)):
-            norm_kernels.BLOCK, norm_kernels.PROGRAMS = block, programs
-            found.append((microseconds(ours), block, programs))
+        for block, programs, warps in itertools.product((4096, 8192, 16384), (128, 256, 512), (4, 8, 16)):
+            norm_kernels.BLOCK, norm_kernels.PROGRAMS, norm_kernels.WARPS = block, programs, warps
+            found.append((microseconds(ours), block, programs, warps))
         print("   norm:   ", "  ".join(f"{time:.1f} {what}" for time, *what in sorted(found)[:4]), flush=True)
-        norm_kernels.BLOCK, norm_kernels.PROGRAMS = kept
+        norm_kernels.BLOCK, norm_kernels.PROGRAMS, norm_kernels.WARPS = kept
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ kernels/norm.py and kernels/conv.py.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from typing import Any
 
 import torch
@@ -58,9 +59,12 @@ def fused(model: nn.Module, plan: fx.Graph, *, convolutions: bool = True) -> fx.
         root.register_buffer(name, buffer)
     holder = nn.ModuleList()
     root.add_module(HOLDER, holder)
+    layers = {node: model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"}
+    readers = Counter(id(parameter) for layer in layers.values() for parameter in layer.parameters())
     for node in list(graph.nodes):
-        if convolutions and node.op == "call_module" and is_fast(model.get_submodule(str(node.target))):
-            holder.append(FastConv(model.get_submodule(str(node.target))))  # type: ignore[arg-type]
+        layer = layers.get(node)
+        if convolutions and isinstance(layer, nn.Conv2d) and is_fast(layer):
+            holder.append(FastConv(layer, alone=readers[id(layer.weight)] == 1))
             node.target = f"{HOLDER}.{len(holder) - 1}"
             continue
         chain = _chain(node, model)

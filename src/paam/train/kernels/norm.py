@@ -12,8 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 2048
+BLOCK = 8192
 """Values that a program holds at a time."""
+
+WARPS = 4
 
 PROGRAMS = 256
 """Programs that share the positions of a layer, at most: two for each multiprocessor of a large GPU."""
@@ -224,7 +226,7 @@ class _Sizes:
 
     @property
     def blocks(self) -> dict[str, int]:
-        return {"block_m": self.block_m, "block_c": self.block_c}
+        return {"block_m": self.block_m, "block_c": self.block_c, "num_warps": WARPS}
 
 
 def _last(x: Tensor) -> Tensor:
