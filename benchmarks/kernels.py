@@ -9,6 +9,7 @@ turns, so that they do not all lie in the cache.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from triton.runtime.errors import OutOfResources
 
 from paam.record import environment
 from paam.train.fused import FusedNorm
@@ -82,18 +84,29 @@ def convolutions(channels: int, side: int, *, search: bool) -> None:
     if not search:
         return
     kept = conv.FORWARD[channels], conv.WEIGHT[channels]
+    found: list[tuple[float, tuple[int, ...]]] = []
+    for conv.FORWARD[channels] in itertools.product((1, 2), (64, 128), (4, 8)):
+        there = microseconds(lambda n: conv.convolve(inputs[n], weight, transposed=False))
+        back = microseconds(lambda n: conv.convolve(grads[n], weight, transposed=True))
+        found.append(((there + back) / 2, conv.FORWARD[channels]))
+    _show("FORWARD", channels, found)
     found = []
-    for block_m, warps in itertools.product((64, 128, 256), (2, 4, 8)):
-        conv.FORWARD[channels] = (block_m, warps)
-        found.append((microseconds(lambda n: conv.convolve(inputs[n], weight, transposed=False)), block_m, warps))
-    print("   forward:", "  ".join(f"{time:.1f} {what}" for time, *what in sorted(found)[:4]), flush=True)
-    found = []
-    for block_m, warps, taps, wanted in itertools.product((32, 64, 128), (4, 8), (1, 3), (44, 88, 176)):
-        conv.WEIGHT[channels] = (block_m, warps, taps, wanted)
-        time = microseconds(lambda n: conv.weight_gradient(inputs[n], grads[n], weight))
-        found.append((time, block_m, warps, taps, wanted))
-    print("   weight: ", "  ".join(f"{time:.1f} {what}" for time, *what in sorted(found)[:4]), flush=True)
+    groups = (1, 2) if channels < 64 else (1,)
+    for conv.WEIGHT[channels] in itertools.product(groups, (32, 64, 128), (4, 8), (1, 3), (44, 132, 264)):
+        group, _, warps, downs, _ = conv.WEIGHT[channels]
+        if downs * group * 4 * channels**2 > warps * 8192:  # more sums than registers
+            continue
+        with contextlib.suppress(OutOfResources):
+            time = microseconds(lambda n: conv.weight_gradient(inputs[n], grads[n], weight))
+            found.append((time, conv.WEIGHT[channels]))
+    _show("WEIGHT", channels, found)
     conv.FORWARD[channels], conv.WEIGHT[channels] = kept
+
+
+def _show(what: str, channels: int, found: list[tuple[float, tuple[int, ...]]]) -> None:
+    """The four fastest settings."""
+    best = "  ".join(f"{time:.1f} {setting}" for time, setting in sorted(found)[:4])
+    print(f"   {what} {channels}: {best}", flush=True)
 
 
 def norms(channels: int, side: int, *, search: bool) -> None:
@@ -118,10 +131,10 @@ def norms(channels: int, side: int, *, search: bool) -> None:
     if search:
         kept = norm_kernels.BLOCK, norm_kernels.PROGRAMS, norm_kernels.WARPS
         found = []
-        for block, programs, warps in itertools.product((4096, 8192, 16384), (128, 256, 512), (4, 8, 16)):
-            norm_kernels.BLOCK, norm_kernels.PROGRAMS, norm_kernels.WARPS = block, programs, warps
-            found.append((microseconds(ours), block, programs, warps))
-        print("   norm:   ", "  ".join(f"{time:.1f} {what}" for time, *what in sorted(found)[:4]), flush=True)
+        for setting in itertools.product((4096, 8192, 16384), (128, 256, 512), (4, 8)):
+            norm_kernels.BLOCK, norm_kernels.PROGRAMS, norm_kernels.WARPS = setting
+            found.append((microseconds(ours), setting))
+        _show("NORM", channels, found)
         norm_kernels.BLOCK, norm_kernels.PROGRAMS, norm_kernels.WARPS = kept
 
 

@@ -20,98 +20,134 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-FORWARD = {16: (128, 2), 32: (256, 8), 64: (128, 8)}
-"""Widest side, padded -> positions per program, warps. Wider layers are left to the library."""
+FORWARD = {16: (2, 128, 4), 32: (2, 128, 8), 64: (1, 128, 8)}
+"""Widest side, padded -> positions that are computed together, groups of them per program, warps.
 
-WEIGHT = {16: (128, 4, 3, 176), 32: (128, 4, 3, 88), 64: (32, 4, 3, 44)}
-"""Widest side, padded -> positions at a time, warps, taps per program (1 or 3), programs along the positions."""
+Wider layers are left to the library.
+"""
 
-SIZES = ["positions", "height", "width", "channels", "filters", "rows", "programs", "size"]
-"""Numbers that a kernel is not compiled anew for: pruned networks have dozens of them."""
+WEIGHT = {16: (2, 64, 4, 3, 132), 32: (2, 64, 8, 1, 88), 64: (1, 64, 8, 1, 44)}
+"""Widest side, padded -> positions together, groups at a time, warps, rows of taps per program (1 or 3), programs."""
+
+SPAN: tl.constexpr = tl.constexpr(4)
+"""Positions of a row that are read together. A group of one or two neighbours reads that much in each of three rows."""
+
+SIZES = ["groups", "channels", "filters", "share", "programs", "size"]
+"""Numbers that a kernel is not compiled anew for: pruned networks have dozens of them.
+
+Channels and filters are given in units of 8 where that can be: so their rows are known to be readable in whole pieces.
+"""
 
 
 @triton.jit
-def _known(number, whole: tl.constexpr):
-    """A number of channels; if it is known to be in steps of 8, rows are read in whole pieces."""
-    return tl.multiple_of(number, 8) if whole else number
+def _places(m, height: tl.constexpr, width: tl.constexpr, group: tl.constexpr):
+    """Of groups: the line (counted through all images), its row in the image, and the column where the group begins."""
+    across = (width + group - 1) // group
+    line = m // across
+    return line, line % height, (m % across) * group
 
 
 @triton.jit
-def _shifted(start, lane, stop, height, width, tap):
-    """Positions of a block moved by a tap (0 to 8, row by row), and which of them lie in the image."""
-    place = start + lane
-    down, across = tap // 3 - 1, tap % 3 - 1
-    row, column = (place // width) % height + down, place % width + across
-    there = (place < stop) & (row >= 0) & (row < height) & (column >= 0) & (column < width)
-    return place + down * width + across, there
+def _neighbours(
+    x, m, groups, channels, down, height: tl.constexpr, width: tl.constexpr, group: tl.constexpr, block_c: tl.constexpr
+):
+    """[groups, SPAN * block_c]: what a group reads in the row ``down`` - 1 below its own; 0 outside of the image."""
+    line, row, column = _places(m, height, width, group)
+    k = tl.arange(0, SPAN * block_c)
+    j, c = k // block_c, k % block_c
+    there = (m < groups) & (row + down >= 1) & (row + down <= height)
+    place = (column - 1)[:, None] + j[None, :]
+    inside = there[:, None] & (place >= 0) & (place < width) & ((j < group + 2) & (c < channels))[None, :]
+    start = ((line + down - 1) * width + column - 1) * channels
+    return tl.load(x + start[:, None] + (j * channels + c)[None, :], inside, 0.0)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def _convolve(
-    x, weight, y, positions, height, width, channels, filters,
-    whole: tl.constexpr, transposed: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr, block_f: tl.constexpr,
+    x, weight, y, groups, channels, filters,
+    height: tl.constexpr, width: tl.constexpr, unit_c: tl.constexpr, unit_f: tl.constexpr, transposed: tl.constexpr,
+    group: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr, block_f: tl.constexpr,
 ):  # fmt: skip
-    """y[m, f] = sum over taps and channels of x[m + tap, c] weight[f, tap, c].
+    """y[m, f] = sum over taps and channels of x[m + tap, c] weight[f, tap, c], for groups of neighbours m.
 
     ``transposed``: the gradient of the input. x is the output's gradient then, its channels are the weight's filters,
     and taps are mirrored.
     """
-    channels, filters = _known(channels, whole), _known(filters, whole)
-    start = tl.program_id(0) * block_m
-    lane, c, f = tl.arange(0, block_m), tl.arange(0, block_c), tl.arange(0, block_f)
-    total = tl.zeros([block_m, block_f], tl.float32)
-    for tap in tl.static_range(9):
-        place, there = _shifted(start, lane, positions, height, width, tap)
-        values = tl.load(x + place[:, None] * channels + c[None, :], there[:, None] & (c < channels)[None, :], 0.0)
+    channels, filters = channels * unit_c, filters * unit_f
+    m = tl.program_id(0) * block_m + tl.arange(0, block_m)
+    k, n = tl.arange(0, SPAN * block_c), tl.arange(0, group * block_f)
+    j, c, g, f = k // block_c, k % block_c, n // block_f, n % block_f
+    total = tl.zeros([block_m, group * block_f], tl.float32)
+    for down in tl.static_range(3):
+        values = _neighbours(x, m, groups, channels, down, height, width, group, block_c)
         if transposed:
-            where = c[:, None] * (9 * filters) + (8 - tap) * filters + f[None, :]
+            tap = j[:, None] - g[None, :]
+            mask = (tap >= 0) & (tap < 3) & (c < channels)[:, None] & (f < filters)[None, :]
+            where = c[:, None] * (9 * filters) + (8 - down * 3 - tap) * filters + f[None, :]
+            weights = tl.load(weight + where, mask, 0.0)
         else:
-            where = f[None, :] * (9 * channels) + tap * channels + c[:, None]
-        weights = tl.load(weight + where, (c < channels)[:, None] & (f < filters)[None, :], 0.0)
+            tap = j[None, :] - g[:, None]
+            mask = (tap >= 0) & (tap < 3) & (c < channels)[None, :] & (f < filters)[:, None]
+            where = f[:, None] * (9 * channels) + (down * 3 + tap) * channels + c[None, :]
+            weights = tl.trans(tl.load(weight + where, mask, 0.0))
         total = tl.dot(values, weights, total)
-    place = start + lane
-    inside = (place < positions)[:, None] & (f < filters)[None, :]
-    tl.store(y + place[:, None] * filters + f[None, :], total.to(y.dtype.element_ty), inside)
+    line, _, column = _places(m, height, width, group)
+    inside = (m < groups)[:, None] & (column[:, None] + g[None, :] < width) & (f < filters)[None, :]
+    where = ((line * width + column) * filters)[:, None] + (g * filters + f)[None, :]
+    tl.store(y + where, total.to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def _store_taps(
+    parts, total, down, channels, filters, group: tl.constexpr, block_c: tl.constexpr, block_f: tl.constexpr
+):
+    """One row of taps out of products of all that was read together: parts [programs, group, F, 9, C]."""
+    k, n = tl.arange(0, SPAN * block_c), tl.arange(0, group * block_f)
+    j, c, g, f = k // block_c, k % block_c, n // block_f, n % block_f
+    tap = j[:, None] - g[None, :]
+    mask = (tap >= 0) & (tap < 3) & (c < channels)[:, None] & (f < filters)[None, :]
+    part = (tl.program_id(0) * group + g) * filters + f
+    tl.store(parts + (part * 9 + down * 3)[None, :] * channels + tap * channels + c[:, None], total, mask)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def _weight_partial(
-    x, dy, partial, positions, height, width, channels, filters, rows,
-    whole: tl.constexpr, taps: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr, block_f: tl.constexpr,
+    x, dy, parts, groups, channels, filters, share,
+    height: tl.constexpr, width: tl.constexpr, unit_c: tl.constexpr, unit_f: tl.constexpr, downs: tl.constexpr,
+    group: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr, block_f: tl.constexpr,
 ):  # fmt: skip
-    """Sums over this program's positions of dy[m, f] x[m + tap, c], for one tap, or for a row of three."""
-    channels, filters = _known(channels, whole), _known(filters, whole)
-    start = tl.program_id(0) * rows
-    stop = tl.minimum(start + rows, positions)
-    first_tap = tl.program_id(1) * taps
-    lane, c, f = tl.arange(0, block_m), tl.arange(0, block_c), tl.arange(0, block_f)
-    one = tl.zeros([block_f, block_c], tl.float32)
-    two = tl.zeros([block_f, block_c], tl.float32)
-    three = tl.zeros([block_f, block_c], tl.float32)
-    for first in range(start, stop, block_m):
-        place = first + lane
-        mask = (place < stop)[:, None] & (f < filters)[None, :]
-        grads = tl.trans(tl.load(dy + place[:, None] * filters + f[None, :], mask, 0.0))
-        moved, there = _shifted(first, lane, stop, height, width, first_tap)
-        values = tl.load(x + moved[:, None] * channels + c[None, :], there[:, None] & (c < channels)[None, :], 0.0)
-        one = tl.dot(grads, values, one)
-        if taps == 3:
-            moved, there = _shifted(first, lane, stop, height, width, first_tap + 1)
-            values = tl.load(x + moved[:, None] * channels + c[None, :], there[:, None] & (c < channels)[None, :], 0.0)
-            two = tl.dot(grads, values, two)
-            moved, there = _shifted(first, lane, stop, height, width, first_tap + 2)
-            values = tl.load(x + moved[:, None] * channels + c[None, :], there[:, None] & (c < channels)[None, :], 0.0)
-            three = tl.dot(grads, values, three)
-    inside = (f < filters)[:, None] & (c < channels)[None, :]
-    where = tl.program_id(0) * (9 * filters * channels) + f[:, None] * (9 * channels) + c[None, :]
-    tl.store(partial + where + first_tap * channels, one, inside)
-    if taps == 3:
-        tl.store(partial + where + (first_tap + 1) * channels, two, inside)
-        tl.store(partial + where + (first_tap + 2) * channels, three, inside)
+    """Sums over this program's ``share`` of groups of x[m + tap, c] dy[m, f], for one row of taps, or for all three."""
+    channels, filters = channels * unit_c, filters * unit_f
+    start = tl.program_id(0) * share
+    stop = tl.minimum(start + share, groups)
+    first = tl.program_id(1)
+    n = tl.arange(0, group * block_f)
+    g, f = n // block_f, n % block_f
+    one = tl.zeros([SPAN * block_c, group * block_f], tl.float32)
+    if downs == 3:
+        two = tl.zeros([SPAN * block_c, group * block_f], tl.float32)
+        three = tl.zeros([SPAN * block_c, group * block_f], tl.float32)
+    for begin in range(start, stop, block_m):
+        m = begin + tl.arange(0, block_m)
+        line, _, column = _places(m, height, width, group)
+        mask = (m < stop)[:, None] & (column[:, None] + g[None, :] < width) & (f < filters)[None, :]
+        where = ((line * width + column) * filters)[:, None] + (g * filters + f)[None, :]
+        grads = tl.load(dy + where, mask, 0.0)
+        values = _neighbours(x, m, stop, channels, first, height, width, group, block_c)
+        one = tl.dot(tl.trans(values), grads, one)
+        if downs == 3:
+            values = _neighbours(x, m, stop, channels, 1, height, width, group, block_c)
+            two = tl.dot(tl.trans(values), grads, two)
+            values = _neighbours(x, m, stop, channels, 2, height, width, group, block_c)
+            three = tl.dot(tl.trans(values), grads, three)
+    _store_taps(parts, one, first, channels, filters, group, block_c, block_f)
+    if downs == 3:
+        _store_taps(parts, two, 1, channels, filters, group, block_c, block_f)
+        _store_taps(parts, three, 2, channels, filters, group, block_c, block_f)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def _sum_partial(parts, total, programs, size, block_p: tl.constexpr, block: tl.constexpr):
+def _sum_parts(parts, total, programs, size, block_p: tl.constexpr, block: tl.constexpr):
     place = tl.program_id(0) * block + tl.arange(0, block)
     result = tl.zeros([block], tl.float32)
     for first in range(0, programs, block_p):
@@ -125,14 +161,19 @@ def _padded(channels: int) -> int:
     return max(16, triton.next_power_of_2(channels))
 
 
-def _whole(*widths: int) -> bool:
-    return all(width % 8 == 0 for width in widths)
+def _unit(width: int) -> int:
+    return 1 if width % 8 else 8
 
 
 def _ours(weight: Tensor) -> bool:
     """Whether these kernels are faster than the library's."""
     filters, channels = weight.shape[:2]
-    return max(filters, channels) <= 16 or not _whole(filters, channels)
+    return max(filters, channels) <= 16 or min(_unit(filters), _unit(channels)) == 1
+
+
+def _groups(x: Tensor, group: int) -> int:
+    number, _, height, width = x.shape
+    return number * height * triton.cdiv(width, group)
 
 
 def convolve(x: Tensor, weight: Tensor, *, transposed: bool) -> Tensor:
@@ -141,33 +182,34 @@ def convolve(x: Tensor, weight: Tensor, *, transposed: bool) -> Tensor:
     filters = weight.shape[1] if transposed else weight.shape[0]
     y = torch.empty((number, filters, height, width), dtype=x.dtype, device=x.device)
     y = y.to(memory_format=torch.channels_last)
-    positions = number * height * width
     block_c, block_f = _padded(channels), _padded(filters)
-    block_m, warps = FORWARD[max(block_c, block_f)]
-    _convolve[(triton.cdiv(positions, block_m),)](
-        x, weight, y, positions, height, width, channels, filters,
-        whole=_whole(channels, filters), transposed=transposed,
-        block_m=block_m, block_c=block_c, block_f=block_f, num_warps=warps,
+    group, block_m, warps = FORWARD[max(block_c, block_f)]
+    groups = _groups(x, group)
+    _convolve[(triton.cdiv(groups, block_m),)](
+        x, weight, y, groups, channels // _unit(channels), filters // _unit(filters), height=height, width=width,
+        unit_c=_unit(channels), unit_f=_unit(filters), transposed=transposed,
+        group=group, block_m=block_m, block_c=block_c, block_f=block_f, num_warps=warps,
     )  # fmt: skip
     return y
 
 
 def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
-    number, channels, height, width = x.shape
+    _, channels, height, width = x.shape
     filters = dy.shape[1]
-    positions = number * height * width
     block_c, block_f = _padded(channels), _padded(filters)
-    block_m, warps, taps, wanted = WEIGHT[max(block_c, block_f)]
-    rows = triton.cdiv(triton.cdiv(positions, wanted), block_m) * block_m
-    programs = triton.cdiv(positions, rows)
-    parts = torch.empty(programs, filters * 9 * channels, device=x.device)
-    _weight_partial[(programs, 9 // taps)](
-        x, dy, parts, positions, height, width, channels, filters, rows,
-        whole=_whole(channels, filters), taps=taps, block_m=block_m, block_c=block_c, block_f=block_f, num_warps=warps,
+    group, block_m, warps, downs, wanted = WEIGHT[max(block_c, block_f)]
+    groups = _groups(x, group)
+    share = triton.cdiv(triton.cdiv(groups, wanted), block_m) * block_m
+    programs = triton.cdiv(groups, share)
+    parts = torch.empty(programs * group, weight.numel(), device=x.device)
+    _weight_partial[(programs, 3 // downs)](
+        x, dy, parts, groups, channels // _unit(channels), filters // _unit(filters), share, height=height, width=width,
+        unit_c=_unit(channels), unit_f=_unit(filters), downs=downs,
+        group=group, block_m=block_m, block_c=block_c, block_f=block_f, num_warps=warps,
     )  # fmt: skip
     total = torch.empty_like(weight)
-    size = weight.numel()
-    _sum_partial[(triton.cdiv(size, 128),)](parts, total, programs, size, block_p=32, block=128, num_warps=4)
+    blocks = triton.cdiv(weight.numel(), 128)
+    _sum_parts[(blocks,)](parts, total, len(parts), weight.numel(), block_p=32, block=128, num_warps=4)
     return total
 
 

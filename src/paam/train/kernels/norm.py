@@ -29,14 +29,18 @@ def _span(rows, positions, block: tl.constexpr):
 
 
 @triton.jit
-def _total(partial, which, programs, channels, column, inside):
-    """Sum of the programs' partial sums number ``which`` (0 or 1) of each channel of this block."""
-    total = tl.zeros(column.shape, tl.float32)
-    for first in range(0, programs, 32):
-        row = first + tl.arange(0, 32)
-        place = (row[:, None] * 2 + which) * channels + column[None, :]
-        total += tl.sum(tl.load(partial + place, (row < programs)[:, None] & inside[None, :], 0.0), 0)
-    return total
+def _totals(partial, programs, channels, column, inside, block_p: tl.constexpr):
+    """The two sums of each channel of this block, out of what all programs have."""
+    one = tl.zeros(column.shape, tl.float32)
+    two = tl.zeros(column.shape, tl.float32)
+    for first in range(0, programs, block_p):
+        row = first + tl.arange(0, block_p)
+        there = (row < programs)[:, None] & inside[None, :]
+        place = partial + row[:, None] * 2 * channels + column[None, :]
+        first_sums, second_sums = tl.load(place, there, 0.0), tl.load(place + channels, there, 0.0)
+        one += tl.sum(first_sums, 0)
+        two += tl.sum(second_sums, 0)
+    return one, two
 
 
 @triton.jit
@@ -64,16 +68,17 @@ def _statistics(x, partial, positions, channels, rows, block_m: tl.constexpr, bl
 def _forward(
     x, other, gate, weight, bias, y, partial, saved, running_mean, running_var, tracked,
     positions, channels, rows, programs, momentum, eps,
-    has_other: tl.constexpr, has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
+    has_other: tl.constexpr, has_gate: tl.constexpr,
+    block_m: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
     """relu(bn(x) + other) * gate, with the statistics of this batch; ``saved``: mean and inverse deviation."""
     start, stop, lane = _span(rows, positions, block_m)
     column = tl.program_id(1) * block_c + tl.arange(0, block_c)
     inside = column < channels
-    first_moment = _total(partial, 0, programs, channels, column, inside) / positions
-    second_moment = _total(partial, 1, programs, channels, column, inside) / positions
-    mean = tl.load(x + column, inside, 0.0).to(tl.float32) + first_moment
-    variance = tl.maximum(second_moment - first_moment * first_moment, 0.0)
+    one, two = _totals(partial, programs, channels, column, inside, block_p)
+    away = one / positions
+    mean = tl.load(x + column, inside, 0.0).to(tl.float32) + away
+    variance = tl.maximum(two / positions - away * away, 0.0)
     inverse = 1 / tl.sqrt(variance + eps)
     scale = tl.load(weight + column, inside, 0.0) * inverse
     shift = tl.load(bias + column, inside, 0.0) - mean * scale
@@ -100,28 +105,46 @@ def _forward(
 
 
 @triton.jit
+def _behind(
+    x, y, dy, place, there, scale, shift, gate, column, inside, has_other: tl.constexpr, has_gate: tl.constexpr
+):
+    """x, and the gradient behind the norm: of gate and ReLU. Whether ReLU let through, y tells, or x if that is all."""
+    value = tl.load(x + place, there, 0.0).to(tl.float32)
+    grad = tl.load(dy + place, there, 0.0).to(tl.float32)
+    passed = tl.load(y + place, there, 0.0).to(tl.float32) if has_other else value * scale[None, :] + shift[None, :]
+    grad = tl.where(passed > 0, grad, 0.0)
+    if has_gate:
+        grad *= tl.load(gate + column, inside, 0.0)[None, :]
+    return value, grad
+
+
+@triton.jit
+def _affine(saved, weight, bias, channels, column, inside):
+    """Mean and inverse deviation of a batch, and the scale and shift that they make of the norm."""
+    mean, inverse = tl.load(saved + column, inside, 0.0), tl.load(saved + channels + column, inside, 0.0)
+    scale = tl.load(weight + column, inside, 0.0) * inverse
+    return mean, inverse, scale, tl.load(bias + column, inside, 0.0) - mean * scale
+
+
+@triton.jit
 def _backward_sums(
-    x, y, dy, saved, gate, partial, positions, channels, rows,
-    has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
+    x, y, dy, saved, gate, weight, bias, partial, positions, channels, rows,
+    has_other: tl.constexpr, has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
     """Sums of the gradient behind the norm, and of it times the normalised value."""
     start, stop, lane = _span(rows, positions, block_m)
     column = tl.program_id(1) * block_c + tl.arange(0, block_c)
     inside = column < channels
-    mean, inverse = tl.load(saved + column, inside, 0.0), tl.load(saved + channels + column, inside, 0.0)
+    mean, inverse, scale, shift = _affine(saved, weight, bias, channels, column, inside)
     one = tl.zeros([block_c], tl.float32)
     two = tl.zeros([block_c], tl.float32)
     for first in range(start, stop, block_m):
         row = first + lane
         there = (row < stop)[:, None] & inside[None, :]
         place = row[:, None] * channels + column[None, :]
-        grad = tl.load(dy + place, there, 0.0).to(tl.float32)
-        grad = tl.where(tl.load(y + place, there, 0.0) > 0, grad, 0.0)
-        if has_gate:
-            grad *= tl.load(gate + column, inside, 0.0)[None, :]
-        normal = (tl.load(x + place, there, 0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
+        value, grad = _behind(x, y, dy, place, there, scale, shift, gate, column, inside, has_other, has_gate)
         one += tl.sum(grad, 0)
-        two += tl.sum(grad * normal, 0)
+        two += tl.sum(grad * (value - mean[None, :]) * inverse[None, :], 0)
     place = tl.program_id(0) * 2 * channels + column
     tl.store(partial + place, one, inside)
     tl.store(partial + place + channels, two, inside)
@@ -129,16 +152,15 @@ def _backward_sums(
 
 @triton.jit
 def _backward(
-    x, y, dy, saved, gate, weight, partial, dx, dother, dweight, dbias, positions, channels, rows, programs,
-    has_other: tl.constexpr, has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
+    x, y, dy, saved, gate, weight, bias, partial, dx, dother, dweight, dbias, positions, channels, rows, programs,
+    has_other: tl.constexpr, has_gate: tl.constexpr,
+    block_m: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
     start, stop, lane = _span(rows, positions, block_m)
     column = tl.program_id(1) * block_c + tl.arange(0, block_c)
     inside = column < channels
-    sum_grad = _total(partial, 0, programs, channels, column, inside)
-    sum_normal = _total(partial, 1, programs, channels, column, inside)
-    mean, inverse = tl.load(saved + column, inside, 0.0), tl.load(saved + channels + column, inside, 0.0)
-    scale = tl.load(weight + column, inside, 0.0) * inverse
+    mean, inverse, scale, shift = _affine(saved, weight, bias, channels, column, inside)
+    sum_grad, sum_normal = _totals(partial, programs, channels, column, inside, block_p)
     if tl.program_id(0) == 0:
         tl.store(dweight + column, sum_normal, inside)
         tl.store(dbias + column, sum_grad, inside)
@@ -146,13 +168,10 @@ def _backward(
         row = first + lane
         there = (row < stop)[:, None] & inside[None, :]
         place = row[:, None] * channels + column[None, :]
-        grad = tl.load(dy + place, there, 0.0).to(tl.float32)
-        grad = tl.where(tl.load(y + place, there, 0.0) > 0, grad, 0.0)
-        if has_gate:
-            grad *= tl.load(gate + column, inside, 0.0)[None, :]
+        value, grad = _behind(x, y, dy, place, there, scale, shift, gate, column, inside, has_other, has_gate)
         if has_other:
             tl.store(dother + place, grad.to(dother.dtype.element_ty), there)
-        normal = (tl.load(x + place, there, 0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
+        normal = (value - mean[None, :]) * inverse[None, :]
         value = scale[None, :] * (grad - (sum_grad[None, :] + normal * sum_normal[None, :]) / positions)
         tl.store(dx + place, value.to(dx.dtype.element_ty), there)
 
@@ -223,6 +242,7 @@ class _Sizes:
         self.rows = triton.cdiv(blocks, PROGRAMS) * self.block_m
         self.programs = triton.cdiv(self.positions, self.rows)
         self.grid = (self.programs, triton.cdiv(self.channels, self.block_c))
+        self.block_p = min(triton.next_power_of_2(self.programs), max(BLOCK // self.block_c, 16))
 
     @property
     def blocks(self) -> dict[str, int]:
@@ -249,15 +269,15 @@ class TrainedNorm(torch.autograd.Function):
         _forward[size.grid](
             x, other, gate, weight, bias, y, partial, saved, running_mean, running_var, tracked,
             *shape, size.programs, momentum, eps,
-            has_other=other is not None, has_gate=gate is not None, **size.blocks,
+            has_other=other is not None, has_gate=gate is not None, block_p=size.block_p, **size.blocks,
         )  # fmt: skip
-        ctx.save_for_backward(x, y, saved, weight, *(() if gate is None else (gate,)))
+        ctx.save_for_backward(x, y, saved, weight, bias, *(() if gate is None else (gate,)))
         ctx.size, ctx.has_other, ctx.has_gate = size, other is not None, gate is not None
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, saved, weight, *rest = ctx.saved_tensors
+        x, y, saved, weight, bias, *rest = ctx.saved_tensors
         gate, size = rest[0] if rest else None, ctx.size
         dy = _last(grads[0])
         partial = torch.empty(size.programs, 2, size.channels, device=x.device)
@@ -265,11 +285,11 @@ class TrainedNorm(torch.autograd.Function):
         dother = torch.empty_like(x) if ctx.has_other else None
         dweight, dbias = torch.empty_like(weight), torch.empty_like(weight)
         shape = (size.positions, size.channels, size.rows)
-        flags = {"has_gate": ctx.has_gate, **size.blocks}
-        _backward_sums[size.grid](x, y, dy, saved, gate, partial, *shape, **flags)
+        flags = {"has_other": ctx.has_other, "has_gate": ctx.has_gate, **size.blocks}
+        _backward_sums[size.grid](x, y, dy, saved, gate, weight, bias, partial, *shape, **flags)
         _backward[size.grid](
-            x, y, dy, saved, gate, weight, partial, dx, dother, dweight, dbias, *shape, size.programs,
-            has_other=ctx.has_other, **flags,
+            x, y, dy, saved, gate, weight, bias, partial, dx, dother, dweight, dbias, *shape, size.programs,
+            block_p=size.block_p, **flags,
         )  # fmt: skip
         return dx, dother, None, dweight, dbias, None, None, None, None, None
 
