@@ -5,7 +5,8 @@
 # make test-crash  runs killed again and again, in every phase, resumed and compared to the bit
 # make fuzz        thousands of damaged recipes, plans, records, checkpoints, data files and images
 # make test-browser   the HTML report in a headless Chromium or Chrome
-# make test-zoo    every CNN of torchvision and 30 families of timm, exports, TensorBoard; installs those packages
+# make test-zoo    every CNN of torchvision and 30 families of timm, exports, TensorBoard, GPU kernels by an interpreter;
+#                  installs those packages
 # make coverage    examine the zoos anew and rewrite docs/coverage.md
 
 PYTHON ?= python3
@@ -36,6 +37,7 @@ test-browser: $(READY)
 
 test-zoo: $(EXTRAS)
 	$(BIN)/python -m pytest -m zoo tests/test_zoo.py tests/test_tensorboard.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m zoo tests/test_kernels.py
 
 coverage: $(EXTRAS)
 	cd tests && ../$(BIN)/python zoo.py
@@ -60,5 +62,5 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 $(EXTRAS): $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,torchvision,timm,onnx,tensorboard,benchmarks]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,torchvision,timm,onnx,tensorboard,benchmarks,triton]"
 	touch $(EXTRAS)

@@ -95,10 +95,10 @@ class TrainSettings:
     """``checkpoint_every``: epochs between checkpoints. ``threads``: CPU threads, 0 leaves torch's choice.
 
     On a GPU only: ``bfloat16`` autocast, ``capture`` of the step in a CUDA graph, ``fused`` kernels of our own for
-    batch norm and small convolutions, torch.``compile`` of forward and backward (if not given: where enough steps
-    follow to make up for the half minute of compiling), and ``masked``: fine-tune the pruned network inside the dense
-    one, with closed gates, and cut it out at the end. That computes the same; it is faster where launching many small
-    kernels of odd sizes is what costs.
+    batch norm and small convolutions (where a network has any), torch.``compile`` of forward and backward in their
+    place (if not given: where nothing is fused and enough steps follow to make up for the minute of compiling), and
+    ``masked``: fine-tune the pruned network inside the dense one, with closed gates, and cut it out at the end. That
+    computes the same; it is faster where launching many small kernels of odd sizes is what costs.
     """
 
     checkpoint_every: int = 1

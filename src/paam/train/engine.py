@@ -6,11 +6,11 @@ hand out and take back its whole state at any epoch boundary, and behind any ste
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
@@ -65,7 +65,7 @@ class Engine:
             pruner,
             masked=settings.masked and self.on_gpu,
             bfloat16=bfloat16,
-            fused=settings.fused and bfloat16 and importlib.util.find_spec("triton") is not None,
+            fused=settings.fused and bfloat16 and not settings.compile and find_spec("triton") is not None,
         )
         self.losses: dict[str, Loss] = {}
         self.optimizers: dict[PhaseName, Optimizer] = {}
@@ -228,14 +228,15 @@ class Engine:
         if kind not in self.losses:
             recipe = self.recipe
             taught = recipe.distill.weight > 0 and kind in ("weight", "finetune", "control")
+            network = self.networks.quick(phase)
             loss_of = make_loss(
-                self.networks.quick(phase),
+                network,
                 bfloat16=self.networks.bfloat16,
                 penalty=self.pruner.penalty if kind == "score" else None,
                 teacher=self.networks.teacher() if taught else None,
                 distill=recipe.distill,
             )
-            if self.on_gpu:
+            if self.on_gpu and network is self.networks.of(phase):
                 loss_of = compiled(loss_of, recipe.train, self._epochs(kind) * self.batches.steps)
             self.losses[kind] = loss_of
         return self.losses[kind]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from paam.gates import apply_gate
-from paam.train.kernels.conv import FastConv, is_fast
+from paam.train.kernels.conv import FastConv, check_countable, is_fast
 from paam.train.kernels.norm import FrozenNorm, TrainedNorm
 
 
@@ -27,6 +27,7 @@ class FusedNorm(nn.Module):
         self.norm = norm
 
     def forward(self, x: Tensor, other: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+        check_countable(x)
         norm = self.norm
         affine = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
         result: Tensor
@@ -42,11 +43,11 @@ ADDS = (operator.add, operator.iadd, torch.add)
 RELUS = (F.relu, torch.relu, F.relu_, torch.relu_)
 
 
-def fused(model: nn.Module, plan: fx.Graph, *, convolutions: bool = True) -> fx.GraphModule:
-    """The network that ``plan`` makes of a model's layers, which it shares, by kernels of our own where there are some.
+def fused(model: nn.Module, plan: fx.Graph) -> nn.Module:
+    """The network that ``plan`` makes of a model's layers, which it shares, by kernels of our own; or the model itself.
 
     Every chain of norm, sum, ReLU and gate becomes one; convolutions of few channels are replaced. A gate at such a
-    chain must be open, binary, or (with running statistics) analog.
+    chain must be open, binary, or (with running statistics) analog. Without such a chain the model is left as it is.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(plan, {}))
@@ -63,7 +64,7 @@ def fused(model: nn.Module, plan: fx.Graph, *, convolutions: bool = True) -> fx.
     readers = Counter(id(parameter) for layer in layers.values() for parameter in layer.parameters())
     for node in list(graph.nodes):
         layer = layers.get(node)
-        if convolutions and isinstance(layer, nn.Conv2d) and is_fast(layer):
+        if isinstance(layer, nn.Conv2d) and is_fast(layer):
             holder.append(FastConv(layer, alone=readers[id(layer.weight)] == 1))
             node.target = f"{HOLDER}.{len(holder) - 1}"
             continue
@@ -77,6 +78,8 @@ def fused(model: nn.Module, plan: fx.Graph, *, convolutions: bool = True) -> fx.
         links[-1].replace_all_uses_with(joined)
         for link in reversed(links):
             graph.erase_node(link)
+    if not any(isinstance(layer, FusedNorm) for layer in holder):
+        return model
     return fx.GraphModule(root, graph, f"Fused{type(model).__name__}")
 
 
@@ -89,7 +92,7 @@ def _chain(node: fx.Node, model: nn.Module) -> tuple[list[fx.Node], Any, Any] | 
         return None
     norm = model.get_submodule(str(node.target))
     plain = type(norm) is nn.BatchNorm2d and norm.affine and norm.track_running_stats and norm.momentum is not None
-    if not plain or len(node.users) != 1:
+    if not plain or norm.weight.dtype != torch.float32 or len(node.users) != 1:
         return None
     other = gate = None
     links, here = [node], next(iter(node.users))

@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from paam.errors import RecipeError
+
 FORWARD = {16: (2, 128, 4), 32: (2, 128, 8), 64: (1, 128, 8)}
 """Widest side, padded -> positions that are computed together, groups of them per program, warps.
 
@@ -263,7 +265,7 @@ def _library_input_gradient(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 
 class FastConv(nn.Module):
-    """A convolution that it shares with the network, in bfloat16. ``alone``: nothing else reads its weight."""
+    """A convolution that it shares with the network. ``alone``: nothing else reads its weight."""
 
     def __init__(self, conv: nn.Conv2d, *, alone: bool) -> None:
         super().__init__()
@@ -271,12 +273,23 @@ class FastConv(nn.Module):
         self.alone = alone
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
-        weight = self.conv.weight.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
+        check_countable(x)
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+        x = x.to(dtype).contiguous(memory_format=torch.channels_last)
+        weight = self.conv.weight.to(dtype).contiguous(memory_format=torch.channels_last)
         # Only a gradient that goes straight to the optimiser may be late: not one that is cast or added up on its way.
         beside = self.alone and weight is self.conv.weight and weight.is_cuda
         result: Tensor = Convolution.apply(x, weight, beside)  # type: ignore[no-untyped-call]
         return result
+
+
+def check_countable(x: Tensor) -> None:
+    """Kernels count in 32 bits."""
+    if x.numel() >= 2**31:
+        raise RecipeError(
+            f"A layer of {x.numel()} values is more than paam's own kernels can count: make data.batch_size smaller, "
+            "or go without them by --set train.fused=false."
+        )
 
 
 def is_fast(module: nn.Conv2d) -> bool:

@@ -1,0 +1,160 @@
+"""Our Triton kernels, run by Triton's interpreter on the CPU, against PyTorch's own operations in float32.
+
+The interpreter must be chosen before triton is imported: TRITON_INTERPRET=1 in the environment (make test-zoo).
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs Triton's interpreter: make test-zoo", allow_module_level=True)
+
+from paam.errors import RecipeError  # noqa: E402
+from paam.models import resnet20  # noqa: E402
+from paam.pruner import Pruner  # noqa: E402
+from paam.train.fused import FusedNorm, fused  # noqa: E402
+from paam.train.kernels import conv, norm  # noqa: E402
+
+pytestmark = pytest.mark.zoo
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape).contiguous(memory_format=torch.channels_last)
+
+
+@pytest.fixture(autouse=True)
+def seeded(monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr(norm, "BLOCK", 256)  # so that a small layer has several programs, and each several blocks
+    monkeypatch.setattr(norm, "PROGRAMS", 3)
+
+
+def assert_alike(found: list[Tensor], wanted: list[Tensor]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert float((one - other).detach().norm()) <= 2e-6 * float(other.detach().norm()) + 1e-7
+
+
+@pytest.mark.parametrize(("group", "downs"), [(1, 1), (1, 3), (2, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("channels", "filters", "height", "width", "number"),
+    [(16, 16, 6, 6, 2), (3, 16, 5, 7, 3), (11, 23, 4, 4, 5), (32, 64, 4, 5, 3), (1, 1, 3, 3, 2), (8, 24, 1, 1, 2)],
+)
+def test_convolution_and_its_gradients(monkeypatch, group, downs, channels, filters, height, width, number):
+    monkeypatch.setattr(conv, "_ours", lambda weight: True)
+    monkeypatch.setattr(conv, "FORWARD", dict.fromkeys(conv.FORWARD, (group, 16, 4)))
+    monkeypatch.setattr(conv, "WEIGHT", dict.fromkeys(conv.WEIGHT, (group, 16, 4, downs, 3)))
+    x = drawn(number, channels, height, width).requires_grad_()
+    weight = drawn(filters, channels, 3, 3).requires_grad_()
+    y, other = conv.Convolution.apply(x, weight, False), F.conv2d(x, weight, padding=1)
+    sent = drawn(*y.shape)
+    assert_alike(
+        [y, *torch.autograd.grad((y * sent).sum(), [x, weight])],
+        [other, *torch.autograd.grad((other * sent).sum(), [x, weight])],
+    )
+
+
+def test_the_librarys_convolution_has_the_same_gradients():
+    x, weight = drawn(2, 32, 4, 4).requires_grad_(), drawn(32, 32, 3, 3).requires_grad_()
+    y, other = conv.Convolution.apply(x, weight, False), F.conv2d(x, weight, padding=1)
+    sent = drawn(*y.shape)
+    assert_alike(
+        list(torch.autograd.grad((y * sent).sum(), [x, weight])),
+        list(torch.autograd.grad((other * sent).sum(), [x, weight])),
+    )
+
+
+@pytest.mark.parametrize("channels", [5, 16, 130])
+@pytest.mark.parametrize("with_other", [False, True])
+@pytest.mark.parametrize("with_gate", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_norm_sum_relu_and_gate(channels, with_other, with_gate, training):
+    theirs = nn.BatchNorm2d(channels).train(training)
+    nn.init.uniform_(theirs.weight, 0.5, 1.5)
+    nn.init.normal_(theirs.bias)
+    theirs.running_mean.normal_()
+    theirs.running_var.uniform_(0.5, 2)
+    ours = copy.deepcopy(theirs)
+    x = (drawn(3, channels, 5, 6) * 2 + 100).requires_grad_()  # a mean that would swallow a naive variance
+    other = drawn(*x.shape).requires_grad_() if with_other else None
+    gate = (torch.rand(channels) > 0.4).float() if training else torch.rand(channels).requires_grad_()
+    leaves = [t for t in (x, other, gate if with_gate and not training else None) if t is not None]
+
+    y = theirs(x)
+    y = F.relu(y if other is None else y + other)
+    y = y * gate.view(1, -1, 1, 1) if with_gate else y
+    found = FusedNorm(ours)(x, other, gate if with_gate else None)
+    sent = drawn(*y.shape)
+    of_theirs = torch.autograd.grad((y * sent).sum(), [*leaves, *(theirs.parameters() if training else [])])
+    of_ours = torch.autograd.grad((found * sent).sum(), [*leaves, *(ours.parameters() if training else [])])
+    for one, wanted in zip([found, *of_ours], [y, *of_theirs], strict=True):
+        # The mean of 100 costs two digits of float32, on both sides.
+        torch.testing.assert_close(one, wanted, rtol=2e-3, atol=2e-4 * float(wanted.detach().abs().max()))
+    for one, wanted in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(one, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_whole_network_in_every_phase():
+    x = drawn(3, 3, 8, 8)
+    labels = torch.tensor([1, 2, 3])
+    pruner = Pruner(resnet20(), x, scorer="kq")
+    model = pruner.model.to(memory_format=torch.channels_last)
+    for parameter in pruner.scorer_parameters():
+        nn.init.normal_(parameter)
+    quick = fused(model, model.graph)
+    assert sum(isinstance(layer, FusedNorm) for layer in quick.modules()) == 19
+    assert sum(isinstance(layer, conv.FastConv) for layer in quick.modules()) == 17  # all but the two of stride 2
+
+    def compare(leaves: list[nn.Parameter]) -> None:
+        model.train()
+        before = copy.deepcopy(model.state_dict())
+        results = []
+        for network in (model, quick):
+            model.load_state_dict(before)
+            loss = F.cross_entropy(network(x), labels)
+            grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+            results.append([loss.detach(), *(g for g in grads if g is not None), *(b.clone() for b in model.buffers())])
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()) + 1e-7)
+
+    with pruner.dense():
+        compare(pruner.network_parameters())
+    with pruner.weighting(keep_macs=0.5):
+        compare(pruner.network_parameters())
+    with pruner.scoring():
+        compare(pruner.scorer_parameters())
+
+
+def test_a_network_without_such_chains_is_left_as_it_is():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
+    traced = torch.fx.symbolic_trace(model)
+    assert fused(model, traced.graph) is model
+
+
+def test_a_weight_that_is_read_twice_has_no_late_gradient():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+            self.other = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+            self.norm = nn.BatchNorm2d(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.norm(self.other(self.conv(self.conv(x)))))
+
+    model = Twice()
+    quick = fused(model, torch.fx.symbolic_trace(model).graph)
+    alone = {layer.conv is model.conv: layer.alone for layer in quick.modules() if isinstance(layer, conv.FastConv)}
+    assert alone == {True: False, False: True}
+
+
+def test_a_layer_too_large_to_count_is_refused():
+    huge = torch.empty(1, device="meta").expand(2**11, 2**10, 2**5, 2**5)
+    with pytest.raises(RecipeError, match=r"train\.fused=false"):
+        conv.check_countable(huge)
