@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from records import EPOCHS, RECIPE, Event, events, write
+from records import EPOCHS, RECIPE, Event, events, large, write
 from render import figures, pages, tables
 
 LABELS = tables.STRONG
@@ -192,6 +192,20 @@ def texts(picture: str, kind: str) -> list[str]:
 def test_layers_show_how_many_filters_stay(pictures):
     assert texts(pictures["layers.svg"], "count") == ["3", "0", "3"]
     assert "6 of 12 filters" in pictures["layers.svg"]
+
+
+def test_layers_of_a_deep_network_wrap_within_the_picture(tmp_path):
+    root = ElementTree.fromstring(figures.draw(write(tmp_path / "deep", large()))["layers.svg"])
+    panels = [group for group in root.findall(f"{SVG}g") if group.find(f"{SVG}g") is not None]
+    assert sum(len(panel.findall(f"{SVG}g")) for panel in panels) == 109
+    tops = set()
+    for panel in panels:
+        left, top = map(float, re.findall(r"[\d.]+", panel.get("transform")))
+        last = panel.findall(f"{SVG}g")[-1]
+        right = left + float(re.findall(r"[\d.]+", last.get("transform"))[0]) + 17  # 17: a bar with two digits over it
+        assert 20 <= left < right <= 980
+        tops.add(top)
+    assert len(tops) > 1
 
 
 def test_scores_show_the_first_and_the_last_cycle_with_their_threshold(pictures):

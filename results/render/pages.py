@@ -37,10 +37,10 @@ def strong(results: Path) -> str:
     if not table:
         return ""
     where = tables.losses(folder, tables.STRONG)
-    lost = "### Where accuracy is lost\n\nTest accuracy at the end of each stage.\n\n"
+    lost = f"### Where accuracy is lost\n\nAccuracy at the end of each stage ({tables.measured_on(runs(folder))}).\n\n"
     return (
         "## ResNet-56 on CIFAR-10, our recipe\n\n"
-        f"`cifar10-resnet56-strong` and its controls, made by `results/strong/run.sh`; {_hardware(folder)}. {SPREAD}"
+        f"`cifar10-resnet56-strong` and its controls, made by `results/strong/run.sh` on {_hardware(folder)}. {SPREAD}"
         " The controls are at the medium ratio.\n\n"
         f"{table}\n{lost + where + chr(10) if where else ''}"
     )
@@ -49,7 +49,7 @@ def strong(results: Path) -> str:
 def resnet110(results: Path) -> str:
     folder = results / "resnet110"
     table = tables.outcomes(folder)
-    return f"## ResNet-110 on CIFAR-10\n\n{_hardware(folder)}. {SPREAD}\n\n{table}\n" if table else ""
+    return f"## ResNet-110 on CIFAR-10\n\nMade on {_hardware(folder)}. {SPREAD}\n\n{table}\n" if table else ""
 
 
 SPREAD = (
