@@ -13,6 +13,7 @@ from PIL import Image
 from browser import Page, browser
 from paam.report.html import write_report
 from records import EPOCHS, RECIPE, SCORES, events, large, write
+from render.pages import FIGURES
 
 pytestmark = pytest.mark.browser
 
@@ -392,3 +393,21 @@ def test_hostile_text_does_not_run(chromium, tmp_path):
     assert chromium.evaluate("window.caught") is None
     assert chromium.complaints() == []
     assert len(chromium.requests()) == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", sorted(FIGURES.glob("*.svg")), ids=lambda path: path.stem)
+def test_figures_of_the_docs_follow_the_scheme_and_no_word_is_cut_off(chromium, path, scheme):
+    chromium.open(path, scheme=scheme)
+    assert chromium.complaints() == []
+    assert chromium.requests() == [path.as_uri()]
+    colour = "e => getComputedStyle(document.querySelector(e)).fill"
+    paper, ink = (chromium.evaluate(f"({colour})('{element}')") for element in (".paper", ".title"))
+    light, dark = ("rgb(255, 255, 255)", "rgb(27, 36, 48)"), ("rgb(17, 22, 29)", "rgb(229, 233, 239)")
+    assert (paper, ink) == (light if scheme == "light" else dark)
+    outside = chromium.evaluate(
+        "(all => [...document.querySelectorAll('text')].filter(e => (b => b.left < all.left || b.top < all.top"
+        " || b.right > all.right || b.bottom > all.bottom)(e.getBoundingClientRect())).map(e => e.textContent))"
+        "(document.documentElement.getBoundingClientRect())"
+    )
+    assert outside == []

@@ -1,12 +1,13 @@
-"""Links from the docs into the code: each names a definition and must point at its line."""
+"""The docs: links into the code point at what they name; tables and figures are what the records say."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+
+from render import pages
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -36,9 +37,19 @@ def test_links_point_at_what_they_name(page: Path) -> None:
 
 
 def test_results_are_what_the_records_say() -> None:
-    spec = importlib.util.spec_from_file_location("render", ROOT / "results" / "render.py")
-    render = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(render)
-    for page in render.PAGES:
+    for page in pages.PAGES:
         assert "| KQ |" in page.read_text()
-        assert page.read_text() == render.filled(page)
+        assert page.read_text() == pages.filled(page)
+
+
+def test_figures_are_what_the_records_say() -> None:
+    drawn = pages.drawn()
+    assert sorted(drawn) == sorted(path.name for path in pages.FIGURES.iterdir())
+    for name, picture in drawn.items():
+        assert (pages.FIGURES / name).read_bytes() == picture.encode(), f"{name}: run python results/render"
+
+
+def test_every_block_stands_once_in_the_results() -> None:
+    text = (ROOT / "docs" / "results.md").read_text()
+    for name in pages.BLOCKS:
+        assert text.count(f"<!-- {name} -->\n") == text.count(f"<!-- /{name} -->\n") == 1, name

@@ -128,14 +128,14 @@ def row(family: Family) -> list[Cell]:
     ]
     gain = Cell(against_dense(runs[0]), None)
     if fair:
-        gain = _spread(fair, lambda mean: f"{signed(mean)} points")
+        gain = spread(fair, lambda mean: f"{signed(mean)} points")
     return [
         Cell(", ".join(text(run.start.get("seed")) or "?" for run in runs), float(len(runs))),
-        _spread([run.pruned.accuracy for run in runs], lambda mean: f"{mean:.2f} %"),
+        spread([run.pruned.accuracy for run in runs], lambda mean: f"{mean:.2f} %"),
         gain,
-        _spread([_removed(run.kept_params) for run in runs], lambda mean: f"{signed(mean, 1)} %", 1),
-        _spread([_removed(run.kept_macs) for run in runs], lambda mean: f"{signed(mean, 1)} %", 1),
-        _spread([run.speed_up for run in runs], lambda mean: f"{mean:.2f} {TIMES}"),
+        spread([_removed(run.kept_params) for run in runs], lambda mean: f"{signed(mean, 1)} %", 1),
+        spread([_removed(run.kept_macs) for run in runs], lambda mean: f"{signed(mean, 1)} %", 1),
+        spread([run.speed_up for run in runs], lambda mean: f"{mean:.2f} {TIMES}"),
         Cell(", ".join(dict.fromkeys(str(len(run.epochs)) for run in runs)), float(len(runs[0].epochs))),
     ]
 
@@ -144,7 +144,7 @@ def _removed(kept: float | None) -> float | None:
     return None if kept is None else 100 * (kept - 1)
 
 
-def _spread(values: Sequence[float | None], show: Any, digits: int = 2) -> Cell:
+def spread(values: Sequence[float | None], show: Any, digits: int = 2) -> Cell:
     known = [value for value in values if value is not None]
     if not known:
         return Cell(NOTHING, None)

@@ -1,0 +1,131 @@
+"""Fills README.md and docs/ from the records: tables and sections between markers, and the figures.
+
+A block stands between `<!-- name -->` and `<!-- /name -->` and is empty while its records do not exist.
+tests/test_docs.py fails when a page or a figure is out of date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from render import tables
+from render.figures import draw
+from render.runs import runs
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+FIGURES = ROOT / "docs" / "figures"
+DRAWN = "paper/kq-medium-seed0"
+"""The run of which the figures are drawn; they stand in the section of its folder."""
+
+GROUPS = {
+    "theta": "The threshold",
+    "activation": "The activation of scores",
+    "placement": "Where the last gate of a block multiplies",
+    "balance": "The balance between parameters and MACs",
+    "streams": "Residual streams",
+    "scorer": "The scorer",
+}
+
+
+def strong(results: Path) -> str:
+    """Our recipe and its controls: the result, and where accuracy is lost."""
+    folder = results / "strong"
+    table = tables.outcomes(folder, tables.STRONG)
+    if not table:
+        return ""
+    where = tables.losses(folder, tables.STRONG)
+    lost = f"### Where accuracy is lost\n\nAccuracy at the end of each stage ({tables.measured_on(runs(folder))}).\n\n"
+    return (
+        "## ResNet-56 on CIFAR-10, our recipe\n\n"
+        f"`cifar10-resnet56-strong` and its controls, made by `results/strong/run.sh` on {_hardware(folder)}. {SPREAD}"
+        " The controls are at the medium ratio.\n\n"
+        f"{table}\n{lost + where + chr(10) if where else ''}"
+    )
+
+
+def resnet110(results: Path) -> str:
+    folder = results / "resnet110"
+    table = tables.outcomes(folder)
+    return f"## ResNet-110 on CIFAR-10\n\nMade on {_hardware(folder)}. {SPREAD}\n\n{table}\n" if table else ""
+
+
+SPREAD = (
+    "Means over seeds ± the standard deviation of the sample. In the last column stand the paper's accuracy,"
+    " parameters removed and FLOPs removed; a scorer in brackets is its better one at that ratio."
+)
+
+
+def ablations(results: Path) -> str:
+    found = tables.ablations(results / "ablations")
+    if not found:
+        return ""
+    order = sorted(found, key=lambda group: [*GROUPS, group].index(group))
+    parts = [f"### {GROUPS.get(group, group)}\n\n{found[group]}\n" for group in order]
+    text = "One setting changed at a time, from `results/ablations`: the last epoch that ran, and how many those were."
+    return f"## Settings, one by one\n\n{text}\n\n{''.join(parts)}"
+
+
+def unfinished(results: Path) -> str:
+    table = tables.unfinished(results / name for name in ("strong", "resnet110", "paper", "short"))
+    return f"## Runs that did not finish\n\nThey are in none of the tables above.\n\n{table}\n" if table else ""
+
+
+def figures(folder: str) -> Callable[[Path], str]:
+    """The figures, for the section of the folder that they are drawn from."""
+
+    def block(results: Path) -> str:
+        if not DRAWN.startswith(f"{folder}/"):
+            return ""
+        run = f"`results/{DRAWN}`"
+        return (
+            f"The budgets that {run} discovered, its scores against the threshold, and its training:\n\n"
+            "![One bar per layer: its full width, and the filters that stay](figures/layers.svg)\n\n"
+            "![Histograms of scores and their cumulative curves, first and last cycle](figures/scores.svg)\n\n"
+            "![Loss and accuracy over the epochs, with the alternating phases shaded](figures/curves.svg)\n\n"
+        )
+
+    return block
+
+
+def _hardware(folder: Path) -> str:
+    return ", ".join(sorted({str(run.start.get("hardware")) for run in runs(folder)}))
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {
+    "strong": strong,
+    "strong-figures": figures("strong"),
+    "resnet110": resnet110,
+    "paper": lambda results: tables.outcomes(results / "paper"),
+    "paper-figures": figures("paper"),
+    "proxies": lambda results: tables.looks(results / "proxies"),
+    "ablations": ablations,
+    "short": lambda results: tables.short(results / "short"),
+    "unfinished": unfinished,
+    "short-widths": lambda results: tables.widths(results / "short"),
+}
+
+
+def filled(page: Path, results: Path = RESULTS) -> str:
+    """The page with every block replaced by what the records say."""
+    text = page.read_text()
+    for name, block in BLOCKS.items():
+        before, after = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        if before in text:
+            text = text.partition(before)[0] + before + block(results) + after + text.partition(after)[2]
+    return text
+
+
+def drawn() -> dict[str, str]:
+    """File name under docs/figures -> picture."""
+    return draw(RESULTS / DRAWN / "record.jsonl")
+
+
+def write() -> None:
+    for page in PAGES:
+        page.write_text(filled(page))
+    FIGURES.mkdir(exist_ok=True)
+    for name, picture in drawn().items():
+        (FIGURES / name).write_text(picture)

@@ -1,0 +1,65 @@
+"""The records of a folder of runs: which are seeds of one experiment, and how much training lies behind a network.
+
+A run lies in a directory <name>-seed<k>, or <name> where one seed is all there is.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from paam.record import read_record
+from paam.report.facts import Facts, Outcome, gather, mapping, text
+
+
+def runs(folder: Path) -> list[Facts]:
+    """All runs of a folder by name; none where there is no such folder."""
+    return [gather(path.parent.name, read_record(path)) for path in sorted(folder.glob("*/record.jsonl"))]
+
+
+def experiments(folder: Path) -> dict[str, list[Facts]]:
+    """Name -> its finished runs, one per seed. A run without an end is in none of them."""
+    found: dict[str, list[Facts]] = {}
+    for run in runs(folder):
+        if run.finished:
+            found.setdefault(re.sub(r"-seed\d+$", "", run.name), []).append(run)
+    return found
+
+
+def given(run: Facts, section: str, key: str) -> str | None:
+    """A file that a run was given. Newer recipes in records do not name files: then the command does."""
+    if value := mapping(run.recipe.get(section)).get(key):
+        return str(value)
+    words = shlex.split(text(run.start.get("command")))
+    return next((word.partition("=")[2] for word in words if word.startswith(f"{section}.{key}=")), None)
+
+
+def network(run: Facts) -> Outcome:
+    """The network a run stands for: the pruned one, but for a run named "dense" its control, where it has one."""
+    return run.dense if _is_control(run) else run.pruned
+
+
+def epochs_behind(run: Facts, folder: Path) -> str:
+    """Epochs of training behind that network. A network that it began with counts, one that only taught it is named."""
+    control = _is_control(run)  # it goes on from the warm-up, beside the alternation and the fine-tune
+    epochs = sum(epoch.phase in ("warmup", "control") if control else epoch.phase != "control" for epoch in run.epochs)
+    if weights := given(run, "model", "weights"):
+        before = _dense_epochs(run, weights, folder)
+        return str(epochs + before) if before is not None else f"{epochs} + unknown"
+    if teacher := given(run, "distill", "teacher"):
+        taught = _dense_epochs(run, teacher, folder)
+        return f"{epochs} (its teacher: {'unknown' if taught is None else taught})"
+    return str(epochs)
+
+
+def _is_control(run: Facts) -> bool:
+    return run.fair and run.name.startswith("dense")
+
+
+def _dense_epochs(run: Facts, weights: str, folder: Path) -> int | None:
+    """Epochs of a dense network: the warm-up of the run "medium" with the same seed left it, as its run.sh says."""
+    record = folder / f"medium-seed{run.start.get('seed')}" / "record.jsonl"
+    if Path(weights).name != "dense.safetensors" or not record.is_file():
+        return None
+    return sum(epoch.phase == "warmup" for epoch in gather(record.parent.name, read_record(record)).epochs)

@@ -1,0 +1,221 @@
+"""Records -> Markdown tables. Every function takes a folder and returns an empty text where it holds no record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from paam.report.comparison import PUBLISHED, spread
+from paam.report.facts import Epoch, Facts, Outcome, mapping, share
+from paam.report.figures import PHASES, monitor
+from paam.report.stages import stages
+from paam.report.words import NOTHING
+from paam.scorers import FIXED
+from render.runs import epochs_behind, experiments, given, network, runs
+
+STRONG = {
+    "medium": "our recipe, medium ratio",
+    "high": "our recipe, high ratio",
+    "l1": "control: even widths, filters by l1 norm",
+    "scratch": "control: even widths, from random weights",
+    "free": "control: one free logit per filter",
+    "widths": "control: the widths our recipe found, filters at random",
+    "dense": "dense",
+}
+"""Names under results/strong in the order of the table. The controls are at the medium ratio."""
+
+PAPER_ABLATIONS = {  # accuracy, parameters removed, FLOPs removed: arXiv 2210.11114, ResNet-56, Vanilla
+    "theta-0.2": "94.30 %, 46.0 %, 36.7 %",
+    "theta-0.3": "94.32 %, 50.2 %, 42.4 %",
+    "theta-0.4": "94.29 %, 51.6 %, 46.6 %",
+    "theta-0.5": "94.28 %, 52.3 %, 49.3 %",
+    "theta-0.6": "93.97 %, 58.2 %, 57.6 %",
+    "theta-0.7": "93.66 %, 64.7 %, 65.9 %",
+    "activation-leaky-exponential": "94.28 %, 52.3 %, 49.3 %",
+    "activation-leaky-2sigmoid": "94.10 %, 48.2 %",  # its FLOPs are not given
+    "activation-sharp-sigmoid": "89.68 %, 51.5 %",
+    "activation-sigmoid": "did not converge",
+}
+
+
+def outcomes(folder: Path, labels: dict[str, str] | None = None) -> str:
+    """What came out, beside the paper: one row per experiment, mean over its seeds ± standard deviation."""
+    found, labels = experiments(folder), labels or {}
+    rows = []
+    for name in sorted(found, key=lambda name: [*labels, name].index(name)):
+        seeds = found[name]
+        accuracy = spread([network(run).accuracy for run in seeds], lambda mean: f"{mean:.2f} %").shown
+        numbers = ", ".join(str(run.start.get("seed")) for run in seeds)
+        epochs = ", ".join(dict.fromkeys(epochs_behind(run, folder) for run in seeds))
+        removed = [_mean(_removed(network(run), run.dense)[i] for run in seeds) for i in (0, 1)]
+        rows.append([labels.get(name, name), accuracy, numbers, *removed, epochs, _printed(seeds[0].model, name)])
+    head = ["", "test accuracy", "seeds", "parameters removed", "MACs removed", "epochs behind it", "the paper's"]
+    return _table(head, rows)
+
+
+def losses(folder: Path, labels: dict[str, str]) -> str:
+    """Where accuracy is lost and won back, at both ratios."""
+    head = ["", "dense, after warm-up", "right after the last cut", "after the alternation", "after fine-tune"]
+    found = experiments(folder)
+    rows = []
+    for name in ("medium", "high"):
+        if seeds := found.get(name):
+            points = zip(*(_stage_accuracies(run) for run in seeds), strict=True)
+            rows.append([labels[name], *(spread(point, lambda mean: f"{mean:.2f} %").shown for point in points)])
+    return _table(head, rows)
+
+
+def measured_on(members: Iterable[Facts]) -> str:
+    """Which samples the accuracy per epoch and stage was measured on."""
+    return " or ".join(sorted({monitor(run) for run in members}))
+
+
+def _stage_accuracies(run: Facts) -> list[float | None]:
+    found = {stage.kind: stage.accuracy for stage in stages(run)}  # of the cuts and weight phases the last one wins
+    # Without warm-up the end of the record has the dense network as it came, on the test set as the stages are.
+    as_it_came = given(run, "model", "weights") and not run.fair and run.start.get("monitor") == "test"
+    dense = found.get("warmup", run.dense.accuracy if as_it_came else None)
+    return [dense, *(found.get(kind) for kind in ("cut", "weight", "finetune"))]
+
+
+def looks(folder: Path) -> str:
+    """Short looks at which filters to keep, best first; the held-out accuracy of the last epoch that ran."""
+    rows = []
+    for run in runs(folder):
+        last, cuts = _last(run), [cycle.accuracy for cycle in run.cycles]
+        # Of scorers that learn nothing the accuracy after a cut is wrong in these records: see docs/results.md.
+        fixed = mapping(run.recipe.get("prune")).get("scorer") in FIXED
+        cut = "" if fixed else _percent(cuts[-1] if cuts else None, 1)
+        rows.append((last.accuracy, [run.name, _percent(last.accuracy, 2), cut, *_removed_by(last), _epochs(run)]))
+    head = ["", "held-out accuracy", "right after the last cut", "parameters removed", "MACs removed", "epochs"]
+    return _table(head, [row for _, row in sorted(rows, reverse=True)])
+
+
+def ablations(folder: Path) -> dict[str, str]:
+    """Group of settings ("theta") -> a table of its runs; a run that stopped early says how far it came."""
+    groups: dict[str, list[Facts]] = {}
+    for run in runs(folder):
+        if run.epochs:
+            groups.setdefault(run.name.partition("-")[0], []).append(run)
+    return {group: _ablation(members) for group, members in groups.items()}
+
+
+def _ablation(members: Sequence[Facts]) -> str:
+    printed = any(run.name in PAPER_ABLATIONS for run in members)
+    head = ["", f"accuracy ({measured_on(members)})", "parameters removed", "MACs removed", "epochs"]
+    rows = []
+    for run in members:
+        last = _last(run)
+        measured = f" ({monitor(run)})" if monitor(run) != measured_on(members) else ""
+        row = [run.name.partition("-")[2], _percent(last.accuracy, 2) + measured, *_removed_by(last), _epochs(run)]
+        rows.append([*row, PAPER_ABLATIONS.get(run.name, "")] if printed else row)
+    return _table([*head, "the paper's (Vanilla)"] if printed else head, rows)
+
+
+def unfinished(folders: Iterable[Path]) -> str:
+    """Runs without an end: how far they came, and where they stood. They are in no other table."""
+    rows = []
+    for folder in folders:
+        for run in runs(folder):
+            if not run.finished:
+                last = run.epochs[-1] if run.epochs else None
+                phase = PHASES.get(last.phase, last.phase) if last else NOTHING
+                dense = next((stage.accuracy for stage in stages(run) if stage.kind == "warmup"), None)
+                done = last.number if last else 0
+                where = f"`results/{folder.name}/{run.name}`"
+                so_far = f"{_percent(last.accuracy, 2)} ({monitor(run)})" if last else NOTHING
+                rows.append([where, f"{done} of {run.start.get('epochs')}", phase, _percent(dense, 2), so_far])
+    return _table(["", "epochs", "stopped in", "dense, after warm-up", "last epoch"], rows)
+
+
+def short(folder: Path) -> str:
+    """One row per run of the short comparison and its dense control, best accuracy first."""
+    rows = []
+    for run in (run for run in runs(folder) if run.finished):
+        rows.append((run.pruned, run.dense, _label(run)))
+        if mapping(run.recipe.get("schedule")).get("control"):
+            epochs = Counter(epoch.phase for epoch in run.epochs)
+            rows.append((run.dense, run.dense, f"dense control, {epochs['warmup'] + epochs['control']} epochs"))
+    rows.sort(key=lambda row: row[0].accuracy or 0, reverse=True)
+    return _table(
+        ["", "test accuracy", "parameters removed", "MACs removed"],
+        [
+            [label, _percent(result.accuracy, 2), *(_percent(x, 1) for x in _removed(result, dense))]
+            for result, dense, label in rows
+        ],
+    )
+
+
+def widths(folder: Path) -> str:
+    """Filters kept per layer, one column per run of the short comparison: the budgets that were discovered."""
+    columns = {run.name.removeprefix("short-").removesuffix("-seed0"): run.kept for run in runs(folder) if run.finished}
+    if not columns:
+        return ""
+    rows = []
+    for layer, (_, width) in max(columns.values(), key=len).items():
+        cells = [str(kept[layer][0]) if layer in kept else "=" for kept in columns.values()]
+        rows.append([layer, str(width), *cells])
+    return _table(["layer", "of", *columns], rows)
+
+
+def _label(run: Facts) -> str:
+    prune = mapping(run.recipe.get("prune"))
+    scorer = {"kq": "KQ", "vanilla": "Vanilla", "free": "Free (control)"}[prune["scorer"]]
+    switches = ((prune["streams"], "independent"), (prune["placement"], "sum"))
+    return ", ".join([scorer, *(value for value, default in switches if value != default)])
+
+
+def _printed(model: str, name: str) -> str:
+    """The paper's row of a scorer and ratio ("kq-medium"); of a ratio alone ("medium") the better of its two."""
+    rows = {label.lower().replace(", ", "-"): (label, row) for label, row in PUBLISHED.get(model, {}).items()}
+    if name in rows:
+        return _triple(rows[name][1])
+    both = [found for key, found in rows.items() if key.partition("-")[2] == name]
+    if not both:
+        return ""
+    label, best = max(both, key=lambda found: found[1][0])
+    return f"{_triple(best)} ({label.partition(',')[0]})"
+
+
+def _triple(row: tuple[float, float, float]) -> str:
+    """Accuracy, parameters removed, FLOPs removed."""
+    return f"{row[0]:.2f} %, {row[1]:.1f} %, {row[2]:.1f} %"
+
+
+def _last(run: Facts) -> Epoch:
+    """The last epoch of the run's own network: the dense control is another one."""
+    return [epoch for epoch in run.epochs if epoch.phase != "control"][-1]
+
+
+def _epochs(run: Facts) -> str:
+    done, total = run.epochs[-1].number, run.start["epochs"]
+    return str(total) if done >= total else f"{done} of {total}"
+
+
+def _removed(result: Outcome, dense: Outcome) -> list[float | None]:
+    """Parameters and MACs removed, in percent."""
+    kept = [share(getattr(result, key), getattr(dense, key)) for key in ("params", "macs")]
+    return [None if part is None else 100 * (1 - part) for part in kept]
+
+
+def _removed_by(epoch: Epoch) -> list[str]:
+    kept = (epoch.kept_params, epoch.kept_macs)
+    return [_percent(None if part is None else 100 * (1 - part), 1) for part in kept]
+
+
+def _mean(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return _percent(fmean(known) if known else None, 1)
+
+
+def _percent(value: float | None, digits: int) -> str:
+    return NOTHING if value is None else f"{value:.{digits}f} %"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    lines = [f"| {' | '.join(head)} |".replace("|  |", "| |"), "|---" * len(head) + "|"]
+    return "".join(f"{line}\n" for line in [*lines, *(f"| {' | '.join(row)} |" for row in rows)])
