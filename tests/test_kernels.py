@@ -16,11 +16,11 @@ from torch import Tensor, nn
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs Triton's interpreter: make test-zoo", allow_module_level=True)
 
-from paam.errors import RecipeError  # noqa: E402
-from paam.models import resnet20  # noqa: E402
-from paam.pruner import Pruner  # noqa: E402
-from paam.train.fused import FusedNorm, fused  # noqa: E402
-from paam.train.kernels import conv, norm  # noqa: E402
+from paam.errors import RecipeError
+from paam.models import resnet20
+from paam.pruner import Pruner
+from paam.train.fused import FusedNorm, fused
+from paam.train.kernels import conv, norm
 
 pytestmark = pytest.mark.zoo
 
