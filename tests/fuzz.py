@@ -176,7 +176,12 @@ def checkpoint_files() -> Attempt:
         for old in here.iterdir():
             old.unlink()
         if rng.random() < 0.4:  # a whole file with an impossible content
-            header = revalued(json.loads(json.dumps({"epoch": epoch, "step": 0, **header})), rng)
+            header = json.loads(json.dumps({"epoch": epoch, "step": 0, **header}))
+            layouts = header.pop("layouts")  # so many values that the others would hardly ever be hit
+            header, layouts = (
+                (revalued(header, rng), layouts) if rng.random() < 0.5 else (header, revalued(layouts, rng))
+            )
+            header["layouts"] = layouts
             if rng.random() < 0.3:
                 name = rng.choice(list(tensors))
                 tensors = {**tensors, name: rng.choice((torch.zeros(3), torch.zeros(0), tensors[name].double()))}

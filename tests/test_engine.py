@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from conftest import lively, relative_error
 from paam import Pruner
 from paam.recipe import DistillSettings, Recipe, recipe_from_tree
+from paam.train.checkpoint import read_newest_checkpoint, write_checkpoint
 from paam.train.engine import Engine
 from paam.train.networks import Networks
 from paam.train.steps import distillation, make_loss
@@ -93,9 +94,12 @@ def recipe(**changes) -> Recipe:
     return recipe_from_tree({**tree, **changes})
 
 
-def engine(given: Recipe, *, masked: bool = False) -> Engine:
+def engine(given: Recipe, *, masked: bool = False, channels_last: bool = False) -> Engine:
     torch.manual_seed(0)
-    pruner = Pruner(lively(Block()), torch.zeros(1, 1, 6, 6, dtype=torch.float64), inplace=True, score_lr=0.05)
+    model = lively(Block())
+    if channels_last:  # as on GPUs
+        model = model.to(memory_format=torch.channels_last)
+    pruner = Pruner(model, torch.zeros(1, 1, 6, 6, dtype=torch.float64), inplace=True, score_lr=0.05)
     made = Engine(pruner, given, Batches(), seed=0, emit=lambda event: None)
     if masked:  # the engine itself does so on GPUs only
         made.networks = Networks(pruner, masked=True, bfloat16=False)
@@ -183,3 +187,34 @@ def test_a_masked_fine_tune_goes_on_to_the_same_bits(stop):
     run(resumed, 4, 5)
     for name, value in whole.result().state_dict().items():
         assert torch.equal(value, resumed.result().state_dict()[name]), name
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("epoch", range(1, 7))
+def test_a_checkpoint_goes_on_in_another_memory_layout(tmp_path, epoch, masked):
+    """As when a run begun on a GPU goes on on a CPU: in every phase, the dense control among them."""
+    given = recipe(schedule={"warmup": 1, "cycles": 1, "score": 1, "weight": 1, "finetune": 2, "control": True})
+    whole = run(engine(given, masked=masked, channels_last=True), 0, epoch)
+    tensors, header = whole.state(epoch)
+    assert len(tensors) < 20 < len(whole.pruner.model.state_dict())  # blocks, not one tensor per layer
+    write_checkpoint(tmp_path, (epoch, 0), tensors, header)
+    (stored, told), _ = read_newest_checkpoint(tmp_path)
+    resumed = engine(given, masked=masked)
+    for value in resumed.pruner.model.state_dict().values():
+        value.fill_(9)
+    resumed.restore(epoch, stored, told)
+    pairs = [(resumed.networks.dense_state, whole.networks.dense_state)]
+    networks = [(made.networks.small or made.pruner.model, made.networks.control) for made in (resumed, whole)]
+    for one, other in zip(*networks, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            pairs.append((one.state_dict(), other.state_dict()))
+    for one, other in pairs:
+        assert one.keys() == other.keys()
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
+    run(whole, epoch, 7)
+    run(resumed, epoch, 7)
+    for network in ("small", "control"):
+        left, right = (getattr(made.networks, network).state_dict() for made in (whole, resumed))
+        for name, value in left.items():
+            torch.testing.assert_close(right[name], value, rtol=1e-7, atol=1e-9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 
 import pytest
@@ -10,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paam.errors import ArtifactError
 from paam.recipe import OptimizerSettings
 from paam.train.flat import FlatParameters, RoundedWeights
-from paam.train.optimizers import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
+from paam.train.optimizers import build_optimizer, load_optimizer_state, optimizer_state, set_learning_rate
+from paam.train.packing import Packed, as_tensors, from_tensors, unpack
 from paam.train.steps import make_step
 
 SETTINGS = {
@@ -88,7 +91,7 @@ class Flat:
     """A network trained as the engine does it: one block, one step after the other."""
 
     def __init__(self, net: nn.Module, settings: OptimizerSettings) -> None:
-        self.net, self.flat = net, FlatParameters(list(net.parameters()))
+        self.net, self.flat = net, FlatParameters(dict(net.named_parameters()))
         self.optimizer = build_optimizer(settings, 1.0, self.flat)
         self.step = make_step(loss_of(net), self.optimizer, self.flat, None, capture=False)
 
@@ -130,7 +133,7 @@ def test_parameters_keep_values_shapes_layout_and_identity():
     net = made(channels_last=True)
     net.second.weight.data = torch.randn(7, 5, 6, 4, dtype=torch.float64)[:, :, ::2, ::2]  # with holes
     before = {name: (id(p), p.detach().clone(), p.stride()) for name, p in net.named_parameters()}
-    flat = FlatParameters(list(net.parameters()))
+    flat = FlatParameters(dict(net.named_parameters()))
     ends = 0
     for name, parameter in net.named_parameters():
         identity, value, strides = before[name]
@@ -146,6 +149,19 @@ def test_parameters_keep_values_shapes_layout_and_identity():
         ends = start + parameter.numel()
 
 
+@pytest.mark.parametrize("last", [torch.float64, torch.float32])
+def test_the_layout_tells_parameters_apart_whatever_their_memory_layout(last):
+    net = made(last=last, channels_last=True)
+    net.first.weight.data = torch.randn(3, 5, 3, 1, dtype=torch.float64).permute(1, 3, 0, 2)
+    net.last.weight.data = torch.randn(7, 3, dtype=last).t()
+    values = {name: p.detach().clone() for name, p in net.named_parameters()}
+    flat = FlatParameters(dict(net.named_parameters()))
+    assert len(flat.blocks) == 1 + (last != torch.float64)
+    found = unpack(Packed([block.detach().clone() for block in flat.blocks], json.loads(json.dumps(flat.layout))))
+    assert found.keys() == values.keys()
+    assert all(torch.equal(found[name], value) for name, value in values.items())
+
+
 def test_a_parameter_that_the_loss_does_not_reach_has_gradient_zero():
     """It is as if zero_grad() had set zeros: momentum and weight decay go on, nothing else moves it."""
     for settings in (OptimizerSettings("sgd", 0.05, 0.9), SETTINGS["adam"]):
@@ -156,7 +172,7 @@ def test_a_parameter_that_the_loss_does_not_reach_has_gradient_zero():
         assert torch.equal(net.unused, torch.ones(4, dtype=torch.float64))
     net = made()
     net.unused = nn.Parameter(torch.ones(4, dtype=torch.float64))
-    flat = FlatParameters(list(net.parameters()))
+    flat = FlatParameters(dict(net.named_parameters()))
     optimizer = build_optimizer(OptimizerSettings("sgd", 0.5, 0.0, weight_decay=0.1), 0.5, flat)
     reached = [True]
 
@@ -174,13 +190,19 @@ def test_a_parameter_that_the_loss_does_not_reach_has_gradient_zero():
 # ---------------------------------------------------------------- state
 
 
+def remembered(given: Flat) -> dict[str, dict[str, Tensor]]:
+    """An optimiser's state as a checkpoint brings it back: copies of blocks, layouts through JSON."""
+    blocks, layouts = as_tensors(optimizer_state(given.optimizer, given.flat))
+    return from_tensors({name: block.clone() for name, block in blocks.items()}, json.loads(json.dumps(layouts)))
+
+
 @pytest.mark.parametrize("last", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", ["momentum", "nesterov", "adam with decay"])
 def test_state_of_channels_last_parameters_goes_on_in_contiguous_ones(name, last):
     """As when a run begun on a GPU goes on on a CPU."""
     whole = Flat(made(last=last, channels_last=True), SETTINGS[name])
     whole.train(range(3))
-    tensors = {key: value.clone() for key, value in optimizer_tensors(whole.optimizer, whole.flat).items()}
+    state = remembered(whole)
     weights = copy.deepcopy(whole.net.state_dict())
     whole.train(range(3, 7))
 
@@ -190,7 +212,7 @@ def test_state_of_channels_last_parameters_goes_on_in_contiguous_ones(name, last
             parameter.fill_(9)
     other.load_state_dict(weights)
     resumed = Flat(other, SETTINGS[name])
-    load_optimizer_tensors(resumed.optimizer, resumed.flat, tensors)
+    load_optimizer_state(resumed.optimizer, resumed.flat, state)
     resumed.train(range(3, 7))
     assert_close(resumed.net, whole.net, 1e-12 if last == torch.float64 else 1e-6)
 
@@ -200,30 +222,42 @@ def test_state_in_the_same_layout_goes_on_to_the_same_bits(name):
     whole, begun = (Flat(made(channels_last=True), SETTINGS[name]) for _ in range(2))
     whole.train(range(6))
     begun.train(range(3))
-    tensors = {key: value.clone() for key, value in optimizer_tensors(begun.optimizer, begun.flat).items()}
-    assert bool(tensors) == (name != "sgd")
+    state = remembered(begun)
+    assert bool(state) == (name != "sgd")
     net = made(channels_last=True)
     net.load_state_dict(begun.net.state_dict())
     resumed = Flat(net, SETTINGS[name])
-    load_optimizer_tensors(resumed.optimizer, resumed.flat, tensors)
+    load_optimizer_state(resumed.optimizer, resumed.flat, state)
     resumed.train(range(3, 6))
     for key, value in whole.net.state_dict().items():
         assert torch.equal(value, resumed.net.state_dict()[key]), key
 
 
-def test_state_is_named_by_parameter_as_torch_has_it():
-    plain, flat = made(), Flat(made(), SETTINGS["adam"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_state_is_named_by_parameter_as_torch_has_it(channels_last):
+    plain, flat = made(), Flat(made(channels_last=channels_last), SETTINGS["adam"])
     optimizer = torch.optim.Adam(plain.parameters(), lr=rate(0))
     loss_of(plain)(*batch(0)).backward()
     optimizer.step()
     flat.train(range(1))
-    tensors = optimizer_tensors(flat.optimizer, flat.flat)
-    for number, parameter in enumerate(plain.parameters()):
-        for name in ("exp_avg", "exp_avg_sq"):
-            torch.testing.assert_close(
-                tensors[f"{number}.{name}"], optimizer.state[parameter][name], rtol=0, atol=1e-14
-            )
-    assert float(tensors["0.step"]) == 1
+    state = remembered(flat)
+    for statistic in ("exp_avg", "exp_avg_sq"):
+        assert state[statistic].keys() == dict(plain.named_parameters()).keys()
+        for name, parameter in plain.named_parameters():
+            truth = optimizer.state[parameter][statistic]
+            torch.testing.assert_close(state[statistic][name], truth, rtol=0, atol=1e-14)
+    assert {name: float(value) for name, value in state["step"].items()} == {"scale": 1}
+
+
+@pytest.mark.parametrize("width", [4, 1])
+def test_state_of_another_network_is_refused_by_the_parameter_that_differs(width):
+    """Also where torch would stretch one value over many."""
+    begun, other = Flat(made(), SETTINGS["momentum"]), made()
+    begun.train(range(1))
+    other.last = nn.Linear(7, width).double()
+    resumed = Flat(other, SETTINGS["momentum"])
+    with pytest.raises(ArtifactError, match=rf"'last.weight' has shape \(3, 7\) there and \({width}, 7\)"):
+        load_optimizer_state(resumed.optimizer, resumed.flat, remembered(begun))
 
 
 # ---------------------------------------------------------------- rounded weights
@@ -231,7 +265,7 @@ def test_state_is_named_by_parameter_as_torch_has_it():
 
 def rounded_net() -> tuple[Net, FlatParameters, RoundedWeights]:
     net = made(torch.float32)
-    flat = FlatParameters(list(net.parameters()))
+    flat = FlatParameters(dict(net.named_parameters()))
     return net, flat, RoundedWeights(flat, net)
 
 
@@ -258,7 +292,7 @@ def test_masters_move_by_steps_too_small_for_bfloat16():
     """A master accumulates what its rounded twin cannot show: 1 + 2 ** -12 rounds to 1, sixteen such steps do not."""
     net = nn.Linear(1, 1, bias=False)
     nn.init.ones_(net.weight)
-    flat = FlatParameters(list(net.parameters()))
+    flat = FlatParameters(dict(net.named_parameters()))
     rounded = RoundedWeights(flat, net)
     optimizer = build_optimizer(OptimizerSettings("sgd", 2**-12, 0.0), 2**-12, flat)
     seen = []

@@ -218,13 +218,40 @@ def test_a_newest_checkpoint_damaged_at_any_byte_is_passed_over_and_the_user_tol
     assert story(events) == story(read_record(whole / "record.jsonl"))
 
 
-@pytest.mark.parametrize("tensors", [{"gated:other": torch.ones(3)}, {"other": torch.ones(3)}, {}])
-def test_a_whole_checkpoint_of_another_network_is_refused_and_nothing_is_touched(tmp_path, tensors):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("other weights", r"Unexpected key.*layer"),
+        ("other optimiser", r"has shape none there and .* in this network"),
+        ("other shape", r"size mismatch for"),
+        ("no weights", "gated"),
+        ("no block", "gated/gated:0"),
+        ("no layout", "layouts"),
+    ],
+)
+def test_a_whole_checkpoint_of_another_network_is_refused_and_nothing_is_touched(tmp_path, change, message):
     out = tmp_path / "run"
-    killed(out, 3)
-    write_checkpoint(out / "checkpoints", (4, 0), tensors, {"events": 2, "selection": None})
+    killed(out, 7)
+    (tensors, header), _ = read_newest_checkpoint(out / "checkpoints")
+    layouts = header["layouts"]
+    weights, optimizer = layouts["gated/gated"], layouts["optimizer/weight/exp_avg"]
+    if change == "other weights":
+        weights["layer"] = weights.pop(next(iter(weights)))
+    elif change == "other optimiser":
+        optimizer["layer"] = optimizer.pop(next(iter(optimizer)))
+    elif change == "other shape":
+        name, (block, start, shape, axes) = next(iter(weights.items()))
+        weights[name] = [block, start, [shape[0] - 1, *shape[1:]], axes]
+    elif change == "no weights":
+        header["layouts"] = {part: layout for part, layout in layouts.items() if not part.startswith("gated/")}
+    elif change == "no block":
+        del tensors["gated/gated:0"]
+    else:
+        del header["layouts"]
+    told = {key: value for key, value in header.items() if key not in ("kind", "version", "epoch", "step")}
+    write_checkpoint(out / "checkpoints", (8, 0), tensors, told)
     before = everything(out)
-    with pytest.raises(ArtifactError, match="does not fit this run"):
+    with pytest.raises(ArtifactError, match=rf"(?s)does not fit this run \(.*{message}.*--overwrite"):
         run(short(), out, device="cpu", resume=True)
     assert everything(out) == before
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paam.errors import ArtifactError
 from paam.files import read_tensors, write_tensors
+from paam.train.packing import Packed, pack, unpack
 
 KIND = "checkpoint"
 KEPT = 2
@@ -81,17 +82,12 @@ def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Pinned memory makes that transfer fast; torch keeps it for the next one.
     """
-    kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
-    for name, tensor in tensors.items():
-        kinds.setdefault((tensor.device, tensor.dtype), []).append(name)
-    copies: dict[str, Tensor] = {}
-    for names in kinds.values():
-        together = torch.cat([tensors[name].detach().reshape(-1) for name in names])
-        if together.is_cuda:
-            together = torch.empty(len(together), dtype=together.dtype, pin_memory=True).copy_(together)
-        parts = torch.split(together, [tensors[name].numel() for name in names])
-        copies |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
-    return copies
+    blocks, layout = pack(tensors)
+    here = [
+        torch.empty(len(block), dtype=block.dtype, pin_memory=True).copy_(block) if block.is_cuda else block
+        for block in blocks
+    ]
+    return unpack(Packed(here, layout))
 
 
 def write_checkpoint(directory: Path, position: Position, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:

@@ -28,7 +28,8 @@ from paam.train.capture import Step
 from paam.train.divergence import LOSS_CHECK_EVERY, check_losses, check_scores, check_values
 from paam.train.flat import RoundedWeights
 from paam.train.networks import Networks
-from paam.train.optimizers import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
+from paam.train.optimizers import build_optimizer, load_optimizer_state, optimizer_state, set_learning_rate
+from paam.train.packing import as_tensors, from_tensors, pack
 from paam.train.pause import Pause, copies, differing, random_state
 from paam.train.steps import Loss, compiled, make_loss, make_step
 
@@ -261,17 +262,18 @@ class Engine:
         alternating = current in ("warmup", "score", "weight")
         for name, optimizer in self.optimizers.items():
             if name == current or (alternating and name in ("score", "weight")):
-                parts[f"optimizer/{name}"] = optimizer_tensors(optimizer, self.networks.trained(name))
+                remembered = optimizer_state(optimizer, self.networks.trained(name))
+                parts |= {f"optimizer/{name}/{key}": packed for key, packed in remembered.items()}
         chosen = self.pruner.selection
-        header: dict[str, Any] = {
-            "selection": None if chosen is None else {**asdict(chosen), "plan": chosen.plan.to_json()}
+        header: dict[str, Any] = {  # not by asdict(), which copies the plan filter by filter
+            "selection": None if chosen is None else {**vars(chosen), "plan": chosen.plan.to_json()}
         }
         if current in ("finetune", "control"):
             header["masked"] = self.networks.masked
         if self.pause is not None:
-            parts["pause"] = self.pause.tensors()
+            parts["pause"] = pack(self.pause.tensors())
             header["seconds"] = self.pause.seconds
-        tensors = {f"{part}:{key}": value for part, values in parts.items() for key, value in values.items()}
+        tensors, header["layouts"] = as_tensors(parts)
         return tensors, header
 
     def restore(self, epoch: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
@@ -279,10 +281,7 @@ class Engine:
         if header["selection"] is not None:
             stored = header["selection"]
             self.pruner.use(Selection(**{**stored, "plan": Plan.from_json(stored["plan"])}))
-        parts: dict[str, dict[str, Tensor]] = {"dense": {}}
-        for key, value in tensors.items():
-            part, _, name = key.partition(":")
-            parts.setdefault(part, {})[name] = value
+        parts = from_tensors(tensors, header["layouts"])
         # A fine-tune goes on as it was begun, on whatever device.
         self.networks.masked = header.get("masked", self.networks.masked)
         self.networks.restore(parts)
@@ -291,8 +290,10 @@ class Engine:
             self.pause = Pause.from_tensors(parts["pause"], header["seconds"], device)
         begun = epoch + (self.pause is not None)
         for phase in {phase_at(self.recipe.schedule, number).name for number in range(begun)}:
-            if state := parts.get(f"optimizer/{phase}"):
-                load_optimizer_tensors(self._optimizer(phase), self.networks.trained(phase), state)
+            start = f"optimizer/{phase}/"
+            remembered = {part.removeprefix(start): parts[part] for part in parts if part.startswith(start)}
+            if remembered:
+                load_optimizer_state(self._optimizer(phase), self.networks.trained(phase), remembered)
 
 
 def _seven_digits(value: float) -> float:

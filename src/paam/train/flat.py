@@ -6,27 +6,32 @@ weights rounded, and the network reads those: made by one operation per step ins
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+
+from paam.train.packing import Place, memory_order
 
 ALIGNMENT = 64
 """Parameters start at multiples of so many elements: kernels want aligned weights."""
 
 
 class FlatParameters:
-    """``blocks``: the parameters as one parameter for each dtype and device, whose ``grad`` is kept."""
+    """``blocks``: the parameters as one parameter for each dtype and device, whose ``grad`` is kept.
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = list(parameters)
+    ``layout``: where each parameter lies in them, by the name that it was given with.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.parameters = list(parameters.values())
         kinds = list(dict.fromkeys((parameter.dtype, parameter.device) for parameter in self.parameters))
         totals = [0] * len(kinds)
-        self.places: list[tuple[int, int]] = []  # of each parameter: its block, and where it starts there
-        for parameter in self.parameters:
+        self.layout: dict[str, Place] = {}
+        for name, parameter in parameters.items():
             home = kinds.index((parameter.dtype, parameter.device))
-            self.places.append((home, totals[home]))
+            self.layout[name] = (home, totals[home], tuple(parameter.shape), memory_order(_dense_strides(parameter)))
             totals[home] += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
         self.blocks = [
             nn.Parameter(torch.zeros(total, dtype=dtype, device=device))
@@ -44,7 +49,7 @@ class FlatParameters:
         """The parameters' parts of any tensors that are laid out as the blocks are."""
         return [
             blocks[block].as_strided(parameter.shape, _dense_strides(parameter), start)
-            for parameter, (block, start) in zip(self.parameters, self.places, strict=True)
+            for parameter, (block, start, *_) in zip(self.parameters, self.layout.values(), strict=True)
         ]
 
     def take_gradients(self, loss: Tensor, leaves: Sequence[Tensor]) -> None:

@@ -11,12 +11,11 @@ from paam.errors import RecipeError
 from paam.pruner import Pruner
 from paam.schedule import PhaseName
 from paam.train.flat import FlatParameters, RoundedWeights
+from paam.train.packing import Packed, pack, unpack
 
 
 class Networks:
-    """``dense_state``: weights of the network after warm-up.
-
-    ``masked``: the small network is fine-tuned inside the gated one. ``bfloat16``: networks read rounded weights.
+    """``masked``: the small network is fine-tuned inside the gated one. ``bfloat16``: networks read rounded weights.
     ``fused``: training steps go through kernels of our own.
     """
 
@@ -25,7 +24,7 @@ class Networks:
         self.masked, self.bfloat16, self.fused = masked, bfloat16, fused
         self.small: nn.Module | None = None
         self.control: nn.Module | None = None
-        self.dense_state: dict[str, Tensor] = {}
+        self._dense = pack({})
         self.teacher_state: dict[str, Tensor] | None = None
         self._flats: dict[str, FlatParameters] = {}
         self._rounded: dict[str, RoundedWeights | None] = {}
@@ -69,8 +68,12 @@ class Networks:
         return self._rounded[kind]
 
     def remember_dense(self) -> None:
-        model = self.pruner.network.traced.model
-        self.dense_state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        self._dense = pack(self.pruner.network.traced.model.state_dict())
+
+    @property
+    def dense_state(self) -> dict[str, Tensor]:
+        """Weights of the network after warm-up."""
+        return unpack(self._dense)
 
     def dense(self) -> nn.Module:
         """A new dense network, as it was after warm-up."""
@@ -90,27 +93,42 @@ class Networks:
                     parameter.data = parameter.data.bfloat16()
         return self._fused(teacher, self.pruner.network.traced.module.graph)
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """Weights of what is still needed, by network."""
-        parts = {"dense": self.dense_state}
+    def state(self) -> dict[str, Packed]:
+        """Weights of what is still needed, as "network/part"."""
+        parts = {"dense": self._dense}
         if self.small is None:
-            parts["gated"] = self.pruner.model.state_dict()
+            parts |= self._state_of("gated", self.pruner.model, ("gated", "scorers"))
         else:
-            parts["small"] = self.small.state_dict()
+            parts |= self._state_of("small", self.small, ("small",))
         if self.control is not None:
-            parts["control"] = self.control.state_dict()
+            parts |= self._state_of("control", self.control, ("control",))
+        return parts
+
+    def _state_of(self, network: str, model: nn.Module, kinds: tuple[str, ...]) -> dict[str, Packed]:
+        """Parameters that are trained as the blocks that they lie in; copies of the rest."""
+        flats = {kind: self._flats[kind] for kind in kinds if kind in self._flats}
+        trained = {name for flat in flats.values() for name in flat.layout}
+        rest = {name: value for name, value in model.state_dict().items() if name not in trained}
+        parts = {f"{network}/rest": pack(rest)}
+        for kind, flat in flats.items():
+            parts[f"{network}/{kind}"] = Packed([block.detach() for block in flat.blocks], flat.layout)
         return parts
 
     def restore(self, parts: dict[str, dict[str, Tensor]]) -> None:
-        self.dense_state = parts["dense"]
-        if "small" in parts:
+        """Take up what :meth:`state` handed out, unpacked."""
+        whole: dict[str, dict[str, Tensor]] = {}
+        for part, tensors in parts.items():
+            whole.setdefault(part.partition("/")[0], {}).update(tensors)
+        device = next(self.pruner.model.parameters()).device
+        self._dense = pack({name: value.to(device) for name, value in whole["dense"].items()})
+        if "small" in whole:
             self.small = self.pruner.compact()
-            self.small.load_state_dict(parts["small"])
+            self.small.load_state_dict(whole["small"])
         else:
-            self.pruner.model.load_state_dict(parts["gated"])
-        if "control" in parts:
+            self.pruner.model.load_state_dict(whole["gated"])
+        if "control" in whole:
             self.control = self.dense()
-            self.control.load_state_dict(parts["control"])
+            self.control.load_state_dict(whole["control"])
 
     def _kind(self, phase: PhaseName) -> str:
         if phase == "finetune":
@@ -119,14 +137,12 @@ class Networks:
 
     def _flat(self, kind: str) -> FlatParameters:
         if kind not in self._flats:
-            if kind in ("gated", "scorers"):
-                gated = kind == "gated"
-                parameters = self.pruner.network_parameters() if gated else self.pruner.scorer_parameters()
-            else:
-                network = self.small if kind == "small" else self.control
-                assert network is not None
-                parameters = list(network.parameters())
-            trained = [parameter for parameter in parameters if parameter.requires_grad]
+            network = {"small": self.small, "control": self.control}.get(kind, self.pruner.model)
+            assert network is not None
+            names = {parameter: name for name, parameter in network.named_parameters()}
+            of_gated = {"gated": self.pruner.network_parameters, "scorers": self.pruner.scorer_parameters}
+            parameters = of_gated[kind]() if kind in of_gated else list(names)
+            trained = {names[parameter]: parameter for parameter in parameters if parameter.requires_grad}
             if not trained:
                 raise RecipeError("The network has no parameter that requires a gradient: nothing can be trained.")
             self._flats[kind] = FlatParameters(trained)

@@ -1,7 +1,8 @@
-"""Settings -> torch optimisers, and their state as plain tensors."""
+"""Settings -> torch optimisers, and their state as blocks of memory."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.optim import Optimizer
 
 from paam.settings import OptimizerSettings
 from paam.train.flat import FlatParameters
+from paam.train.packing import Packed, copy_by_name, pack
 
 ONCE_PER_BLOCK = ("step",)
 """What an optimiser counts once for a block; of everything else it has as much as there are parameters."""
@@ -41,39 +43,34 @@ def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
             group["lr"] = lr
 
 
-def optimizer_tensors(optimizer: Optimizer, flat: FlatParameters) -> dict[str, Tensor]:
-    """State by parameter as "number.name" -> tensor, whatever the layout of the block: it must load on any device.
+def optimizer_state(optimizer: Optimizer, flat: FlatParameters) -> dict[str, Packed]:
+    """What an optimiser remembers, by its own names: whole blocks, and where in them each parameter's part lies.
 
     Hyper-parameters come from the recipe and are not state. What is counted once per block is its first parameter's.
     """
-    tensors: dict[str, Tensor] = {}
+    packed: dict[str, Packed] = {}
     states = [optimizer.state[block] for block in flat.blocks]
     for name in dict.fromkeys(name for state in states for name in state):
         values = [state.get(name) for state in states]
-        if not all(isinstance(value, Tensor) for value in values):
-            continue
+        if all(isinstance(value, Tensor) for value in values):
+            once = name in ONCE_PER_BLOCK
+            packed[name] = pack(dict(zip(_firsts(flat), values, strict=True))) if once else Packed(values, flat.layout)
+    return packed
+
+
+def load_optimizer_state(optimizer: Optimizer, flat: FlatParameters, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Take up what :func:`optimizer_state` handed out, unpacked: from blocks of another memory layout too."""
+    for name, tensors in state.items():
         if name in ONCE_PER_BLOCK:
-            tensors |= {f"{_first(flat, block)}.{name}": value for block, value in enumerate(values)}
+            values = [tensors[first].clone() for first in _firsts(flat)]
         else:
-            tensors |= {f"{number}.{name}": view for number, view in enumerate(flat.views(values))}
-    return tensors
-
-
-def load_optimizer_tensors(optimizer: Optimizer, flat: FlatParameters, tensors: dict[str, Tensor]) -> None:
-    """Take up what :func:`optimizer_tensors` handed out."""
-    for name in dict.fromkeys(key.partition(".")[2] for key in tensors):
-        once = name in ONCE_PER_BLOCK
-        blocks = [
-            tensors[f"{_first(flat, number)}.{name}"].clone() if once else torch.zeros_like(block.data)
-            for number, block in enumerate(flat.blocks)
-        ]
-        if not once:
-            for number, view in enumerate(flat.views(blocks)):
-                view.copy_(tensors[f"{number}.{name}"])
-        for block, value in zip(flat.blocks, blocks, strict=True):
+            values = [torch.zeros_like(block.data) for block in flat.blocks]
+            copy_by_name(dict(zip(flat.layout, flat.views(values), strict=True)), tensors)
+        for block, value in zip(flat.blocks, values, strict=True):
             optimizer.state[block][name] = value.to(block.device)
 
 
-def _first(flat: FlatParameters, block: int) -> int:
-    """The number of the first parameter in a block."""
-    return next(number for number, (home, _) in enumerate(flat.places) if home == block)
+def _firsts(flat: FlatParameters) -> list[str]:
+    """The name of the first parameter in each block."""
+    homes = [(name, place[0]) for name, place in flat.layout.items()]
+    return [next(name for name, home in homes if home == block) for block in range(len(flat.blocks))]
