@@ -539,7 +539,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_checkpoints(refu
     checkpoints = sorted((here / "out" / "checkpoints").iterdir())
     assert checkpoints
     for path in checkpoints:
-        assert all(value.isfinite().all() for name, value in load_file(path).items() if "weight" in name)
+        assert all(value.isfinite().all() for value in load_file(path).values())
     assert [e["epoch"] for e in read_record(here / "out" / "record.jsonl") if e["event"] == "epoch"] == list(
         range(epoch - 1)
     )

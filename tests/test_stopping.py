@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 
 import paam.train.batches
 from paam.data import Augmentation, load_data
 from paam.errors import StoppedError
 from paam.record import read_record
 from paam.train.batches import Normalization, TrainingBatches, epoch_seed
-from paam.train.checkpoint import checkpoints
+from paam.train.checkpoint import checkpoints, read_newest_checkpoint
+from paam.train.packing import from_tensors
 from paam.train.run import run
 from test_runs import EPOCHS, PHASES, assert_same_weights, short, story
 
@@ -81,13 +81,12 @@ def test_closed_filters_moved_in_the_phase_and_both_values_are_in_the_checkpoint
     out, recipe = tmp_path / "run", short(**MOVING)
     stopped(out, recipe, 4 * STEPS + 2)
     assert PHASES[4] == "weight"
-    kept = load_file(checkpoints(out / "checkpoints")[0])
-    moved = {name.removeprefix("pause:moved/"): v for name, v in kept.items() if name.startswith("pause:moved/")}
-    (weights,) = [name for name in moved if name.endswith("conv2.weight")]
-    (mask,) = [
-        value for name, value in kept.items() if name.startswith("gated:") and value.shape == (10,) and "mask" in name
-    ]
-    differing = (moved[weights] != kept[f"gated:{weights}"]).flatten(1).any(1)
+    (tensors, header), _ = read_newest_checkpoint(out / "checkpoints")
+    parts = from_tensors(tensors, header["layouts"])
+    moved = {name: value for name, value in parts["pause"].items() if name.startswith("moved/")}
+    (name,) = [name.removeprefix("moved/") for name in moved if name.endswith("conv2.weight")]
+    (mask,) = [value for key, value in parts["gated/rest"].items() if value.shape == (10,) and "mask" in key]
+    differing = (moved[f"moved/{name}"] != parts["gated/gated"][name]).flatten(1).any(1)
     assert differing.any()
     assert torch.equal(differing, mask == 0)
 
