@@ -22,13 +22,13 @@ from torch import Tensor, nn
 
 from paam.errors import RecipeError
 
-FORWARD = {16: (2, 128, 4), 32: (2, 128, 8), 64: (1, 128, 8)}
+FORWARD = {16: (2, 128, 8), 32: (2, 128, 4), 64: (1, 128, 8)}
 """Widest side, padded -> positions that are computed together, groups of them per program, warps.
 
 Wider layers are left to the library.
 """
 
-WEIGHT = {16: (2, 64, 4, 3, 132), 32: (2, 64, 8, 1, 88), 64: (1, 64, 8, 1, 44)}
+WEIGHT = {16: (2, 128, 8, 1, 44), 32: (1, 128, 4, 1, 44), 64: (1, 32, 8, 1, 44)}
 """Widest side, padded -> positions together, groups at a time, warps, rows of taps per program (1 or 3), programs."""
 
 SPAN: tl.constexpr = tl.constexpr(4)
@@ -182,8 +182,7 @@ def convolve(x: Tensor, weight: Tensor, *, transposed: bool) -> Tensor:
     """The convolution, or the gradient of its input."""
     number, channels, height, width = x.shape
     filters = weight.shape[1] if transposed else weight.shape[0]
-    y = torch.empty((number, filters, height, width), dtype=x.dtype, device=x.device)
-    y = y.to(memory_format=torch.channels_last)
+    y = x.new_empty((number, height, width, filters)).permute(0, 3, 1, 2)
     block_c, block_f = _padded(channels), _padded(filters)
     group, block_m, warps = FORWARD[max(block_c, block_f)]
     groups = _groups(x, group)
