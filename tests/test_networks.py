@@ -446,6 +446,11 @@ def test_balance_is_measured_against_the_last_convolution() -> None:
     network = prepare(nn.Sequential(*layers, nn.Linear(6, 2)).double(), X)
     assert network.balance("area") == {"0": 4.0, "3": 1.0, "6": 1 / 16}
     assert network.balance("side") == {"0": 2.0, "3": 1.0, "6": 1 / 4}
+    # With a filter of "0" fall its own 27 weights at 64 places and 4 x 9 of the next layer at 16, and so on.
+    macs = {"0": 27 * 64 + 36 * 16, "3": 36 * 16 + 16 * 6, "6": 64 + 2}
+    assert network.balance("macs") == {name: value / macs["3"] for name, value in macs.items()}
+    params = {"0": 27 + 1 + 36, "3": 36 + 1 + 16 * 6, "6": 64 + 1 + 2}  # with its bias
+    assert network.balance("params") == {name: value / params["3"] for name, value in params.items()}
 
 
 def test_copies_of_a_pruned_network_can_be_saved(tmp_path) -> None:

@@ -169,7 +169,7 @@ recipes = st.builds(
         PruneSettings,
         scorer=st.sampled_from(["kq", "vanilla", "free"]),
         penalty=st.floats(0, 1e300),
-        balance=st.sampled_from(["area", "side", "none"]),
+        balance=st.sampled_from(["area", "side", "none", "macs", "params"]),
         placement=st.sampled_from(["sum", "branch"]),
         streams=st.sampled_from(["independent", "tied"]),
         dim_ratio=st.floats(1e-6, 64),

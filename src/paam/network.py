@@ -27,7 +27,7 @@ Choice = Mapping[str, NDArray[np.bool_]]
 
 PLACEMENTS = ("sum", "branch")
 STREAMS = ("independent", "tied")
-BALANCES = ("area", "side", "none")
+BALANCES = ("area", "side", "none", "macs", "params")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,14 +88,26 @@ class Network:
         return small
 
     def balance(self, kind: str) -> dict[str, float]:
-        """Weight of each group in the penalty: its feature-map area (or side) over the last convolution's."""
+        """Weight of each group's filters in the penalty, over the last convolution's.
+
+        By the area of the feature maps, by their side, or by what falls when a filter does: MACs or parameters.
+        """
         if kind not in BALANCES:
             raise RecipeError(f"There is no balance '{kind}'.{nearest(kind, BALANCES)}")
         model = self.traced.model
         mapped = [g for g in self.groups if isinstance(model.get_submodule(g.layers[0]), CONVOLUTIONS)]
-        last = (mapped or self.groups)[-1].area
+        last = (mapped or self.groups)[-1]
+        if kind in ("macs", "params"):
+            saved = {group.name: self._saved_by_one_filter(group, kind) for group in self.groups}
+            return {name: value / max(saved[last.name], 1) for name, value in saved.items()}
         power = {"area": 1.0, "side": 0.5, "none": 0.0}[kind]
-        return {group.name: math.pow(group.area / last, power) for group in self.groups}
+        return {group.name: math.pow(group.area / last.area, power) for group in self.groups}
+
+    def _saved_by_one_filter(self, group: Group, kind: str) -> int:
+        choice = {one.name: np.ones(one.width, dtype=np.bool_) for one in self.groups}
+        choice[group.name][0] = False
+        saved: int = getattr(self.dense, kind) - getattr(self.cost(choice), kind)
+        return saved
 
     def _masks(self, choice: Choice) -> Choice:
         return {site: choice[group.name] for group in self.groups if group.name in choice for site in group.sites}

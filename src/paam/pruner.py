@@ -37,7 +37,8 @@ class Pruner:
     scorer       "kq", "vanilla" or "free"; "l1" and "random" learn nothing
     activation   what turns a scorer's output into a score
     penalty      lambda, the weight of the scores' l1 norm
-    balance      weight of a layer in the penalty: "area" of its feature maps, "side", or "none"
+    balance      weight of a layer in the penalty: "area" of its feature maps, "side", "none", or by what falls with a
+                 filter: "macs", "params"
     placement    where a residual block's last gate stands: behind the "sum", or on the "branch" before it
     streams      layers that write into one residual stream choose "independent" sets, or are "tied" to one
     dim_ratio    KQ: width of keys and queries over the number of filters
