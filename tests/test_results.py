@@ -70,7 +70,9 @@ def test_epochs_behind_a_network_count_those_of_the_network_it_began_with(tmp_pa
     write(tmp_path / "high-seed0", begun_with(f"model.weights={dense}", events()))
     write(tmp_path / "scratch-seed0", begun_with(f"distill.teacher={dense}", events()))
     write(tmp_path / "free-seed0", begun_with("model.weights=public.safetensors", events()))
-    write(tmp_path / "l1-seed1", begun_with(f"model.weights={dense}", events(seed=1)))  # no medium-seed1 to ask
+    write(
+        tmp_path / "l1-seed1", begun_with("model.weights=/some/where/medium-seed1/dense.safetensors", events(seed=1))
+    )  # no medium-seed1 to ask
     table = rows(tables.outcomes(tmp_path, LABELS))
     epochs = {name: table[LABELS[name]][4] for name in ("medium", "high", "scratch", "free", "l1")}
     assert epochs == {

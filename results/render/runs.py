@@ -45,10 +45,10 @@ def epochs_behind(run: Facts, folder: Path) -> str:
     control = _is_control(run)  # it goes on from the warm-up, beside the alternation and the fine-tune
     epochs = sum(epoch.phase in ("warmup", "control") if control else epoch.phase != "control" for epoch in run.epochs)
     if weights := given(run, "model", "weights"):
-        before = _dense_epochs(run, weights, folder)
+        before = _dense_epochs(weights, folder)
         return str(epochs + before) if before is not None else f"{epochs} + unknown"
     if teacher := given(run, "distill", "teacher"):
-        taught = _dense_epochs(run, teacher, folder)
+        taught = _dense_epochs(teacher, folder)
         return f"{epochs} (its teacher: {'unknown' if taught is None else taught})"
     return str(epochs)
 
@@ -57,9 +57,9 @@ def _is_control(run: Facts) -> bool:
     return run.fair and run.name.startswith("dense")
 
 
-def _dense_epochs(run: Facts, weights: str, folder: Path) -> int | None:
-    """Epochs of a dense network: the warm-up of the run "medium" with the same seed left it, as its run.sh says."""
-    record = folder / f"medium-seed{run.start.get('seed')}" / "record.jsonl"
+def _dense_epochs(weights: str, folder: Path) -> int | None:
+    """Epochs of a dense network: the warm-up of a run of the same folder left it in that run's directory."""
+    record = folder / Path(weights).parent.name / "record.jsonl"
     if Path(weights).name != "dense.safetensors" or not record.is_file():
         return None
     return sum(epoch.phase == "warmup" for epoch in gather(record.parent.name, read_record(record)).epochs)
