@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 
 from paam.record import read_record
-from paam.report.facts import Facts, Outcome, gather, mapping, text
+from paam.report.facts import Facts, gather, mapping, text
 
 
 def runs(folder: Path) -> list[Facts]:
@@ -35,14 +35,11 @@ def given(run: Facts, section: str, key: str) -> str | None:
     return next((word.partition("=")[2] for word in words if word.startswith(f"{section}.{key}=")), None)
 
 
-def network(run: Facts) -> Outcome:
-    """The network a run stands for: the pruned one, but for a run named "dense" its control, where it has one."""
-    return run.dense if _is_control(run) else run.pruned
+def epochs_behind(run: Facts, folder: Path, *, control: bool) -> str:
+    """Epochs of training behind the pruned network of a run, or behind its dense control.
 
-
-def epochs_behind(run: Facts, folder: Path) -> str:
-    """Epochs of training behind that network. A network that it began with counts, one that only taught it is named."""
-    control = _is_control(run)  # it goes on from the warm-up, beside the alternation and the fine-tune
+    A network that it began with counts, one that only taught it is named.
+    """
     epochs = sum(epoch.phase in ("warmup", "control") if control else epoch.phase != "control" for epoch in run.epochs)
     if weights := given(run, "model", "weights"):
         before = _dense_epochs(weights, folder)
@@ -51,10 +48,6 @@ def epochs_behind(run: Facts, folder: Path) -> str:
         taught = _dense_epochs(teacher, folder)
         return f"{epochs} (its teacher: {'unknown' if taught is None else taught})"
     return str(epochs)
-
-
-def _is_control(run: Facts) -> bool:
-    return run.fair and run.name.startswith("dense")
 
 
 def _dense_epochs(weights: str, folder: Path) -> int | None:

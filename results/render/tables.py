@@ -13,7 +13,10 @@ from paam.report.figures import PHASES, monitor
 from paam.report.stages import stages
 from paam.report.words import NOTHING
 from paam.scorers import FIXED
-from render.runs import epochs_behind, experiments, given, network, runs
+from render.runs import epochs_behind, experiments, given, runs
+
+CONTROL = "dense"
+"""The row of the dense network that is trained on beside the medium ratio, as long as the pruned one."""
 
 STRONG = {
     "medium": "our recipe, medium ratio",
@@ -22,7 +25,7 @@ STRONG = {
     "scratch": "control: even widths, from random weights",
     "free": "control: one free logit per filter",
     "widths": "control: the widths our recipe found, filters at random",
-    "dense": "dense",
+    CONTROL: "control: the dense network, trained on for as long",
 }
 """Names under results/strong in the order of the table. The controls are at the medium ratio."""
 
@@ -43,13 +46,17 @@ PAPER_ABLATIONS = {  # accuracy, parameters removed, FLOPs removed: arXiv 2210.1
 def outcomes(folder: Path, labels: dict[str, str] | None = None) -> str:
     """What came out, beside the paper: one row per experiment, mean over its seeds ± standard deviation."""
     found, labels = experiments(folder), labels or {}
+    if fair := [run for run in found.get("medium", []) if run.fair]:
+        found[CONTROL] = fair
     rows = []
     for name in sorted(found, key=lambda name: [*labels, name].index(name)):
-        seeds = found[name]
-        accuracy = spread([network(run).accuracy for run in seeds], lambda mean: f"{mean:.2f} %").shown
+        seeds, control = found[name], name == CONTROL
+        networks = [run.dense if control else run.pruned for run in seeds]
+        accuracy = spread([network.accuracy for network in networks], lambda mean: f"{mean:.2f} %").shown
         numbers = ", ".join(str(run.start.get("seed")) for run in seeds)
-        epochs = ", ".join(dict.fromkeys(epochs_behind(run, folder) for run in seeds))
-        removed = [_mean(_removed(network(run), run.dense)[i] for run in seeds) for i in (0, 1)]
+        epochs = ", ".join(dict.fromkeys(epochs_behind(run, folder, control=control) for run in seeds))
+        pairs = list(zip(networks, seeds, strict=True))
+        removed = [_mean(_removed(network, run.dense)[i] for network, run in pairs) for i in (0, 1)]
         rows.append([labels.get(name, name), accuracy, numbers, *removed, epochs, _printed(seeds[0].model, name)])
     head = ["", "test accuracy", "seeds", "parameters removed", "MACs removed", "epochs behind it", "the paper's"]
     return _table(head, rows)

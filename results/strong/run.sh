@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
 # The strong recipe at both ratios and its controls, for one seed: run.sh DATA OUT SEED
 # A dense network is trained once; every other run begins with it, or is taught by it, and has as many epochs behind it.
+# Four runs at a time: on one GPU that wants NVIDIA's MPS.
 set -euo pipefail
 data=$1 out=$2 seed=$3
 recipe=cifar10-resnet56-strong
-prune() { python3 -m paam prune "$1" --data "$data" --seed "$seed" --out "$out/$2-seed$seed" "${@:3}" > "$out/$2-seed$seed.log" 2>&1; }
 dense=$out/medium-seed$seed/dense.safetensors
 began="--set model.weights=$dense --set schedule.warmup=0"
 even="--set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=20 --set target.uniform=true --set target.floor=0.0"
+prune() {
+  python3 -m paam prune "$1" --data "$data" --seed "$seed" --out "$out/$2-seed$seed" "${@:3}" > "$out/$2-seed$seed.log" 2>&1
+}
 
-prune $recipe-medium medium &
+prune $recipe-medium medium --set schedule.control=true &
 while [ ! -f "$dense" ]; do sleep 2; done
 prune $recipe-high high $began &
-prune $recipe-medium l1 $began $even --set prune.scorer=l1 &
-prune $recipe-medium scratch --set schedule.warmup=0 --set distill.teacher="$dense" $even --set prune.scorer=random &
-prune $recipe-medium free $began --set prune.scorer=free &
+prune $recipe-medium scratch --set schedule.warmup=0 --set schedule.finetune=360 --set distill.teacher="$dense" $even --set prune.scorer=random &
+prune $recipe-medium l1 $began $even --set prune.scorer=l1
+prune $recipe-medium free $began --set prune.scorer=free
 wait
 prune $recipe-medium widths $began --set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=20 \
   --set prune.scorer=random --set target.widths="$out/medium-seed$seed/plan.json"
