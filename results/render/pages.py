@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
 FIGURES = ROOT / "docs" / "figures"
-DRAWN = "paper/kq-medium-seed0"
+DRAWN = "strong/medium-seed1"
 """The run of which the figures are drawn; they stand in the section of its folder."""
 
 GROUPS = {
@@ -96,6 +96,7 @@ def _hardware(folder: Path) -> str:
 
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "strong": strong,
+    "strong-table": lambda results: tables.outcomes(results / "strong", tables.STRONG),
     "strong-figures": figures("strong"),
     "resnet110": resnet110,
     "paper": lambda results: tables.outcomes(results / "paper"),
