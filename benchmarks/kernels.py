@@ -85,10 +85,11 @@ def convolutions(channels: int, side: int, *, search: bool) -> None:
         return
     kept = conv.FORWARD[channels], conv.WEIGHT[channels]
     found: list[tuple[float, tuple[int, ...]]] = []
-    for conv.FORWARD[channels] in itertools.product((1, 2), (64, 128), (4, 8)):
-        there = microseconds(lambda n: conv.convolve(inputs[n], weight, transposed=False))
-        back = microseconds(lambda n: conv.convolve(grads[n], weight, transposed=True))
-        found.append(((there + back) / 2, conv.FORWARD[channels]))
+    for conv.FORWARD[channels] in itertools.product((1, 2), (64, 128), (4, 8), (2, 3, 4)):
+        with contextlib.suppress(OutOfResources):
+            there = microseconds(lambda n: conv.convolve(inputs[n], weight, transposed=False))
+            back = microseconds(lambda n: conv.convolve(grads[n], weight, transposed=True))
+            found.append(((there + back) / 2, conv.FORWARD[channels]))
     _show("FORWARD", channels, found)
     found = []
     groups = (1, 2) if channels < 64 else (1,)

@@ -48,7 +48,7 @@ def assert_alike(found: list[Tensor], wanted: list[Tensor]) -> None:
 )
 def test_convolution_and_its_gradients(monkeypatch, group, downs, channels, filters, height, width, number):
     monkeypatch.setattr(conv, "_ours", lambda weight: True)
-    monkeypatch.setattr(conv, "FORWARD", dict.fromkeys(conv.FORWARD, (group, 16, 4)))
+    monkeypatch.setattr(conv, "FORWARD", dict.fromkeys(conv.FORWARD, (group, 16, 4, 3)))
     monkeypatch.setattr(conv, "WEIGHT", dict.fromkeys(conv.WEIGHT, (group, 16, 4, downs, 3)))
     x = drawn(number, channels, height, width).requires_grad_()
     weight = drawn(filters, channels, 3, 3).requires_grad_()

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from paam.errors import RecipeError
 
-FORWARD = {16: (2, 128, 8), 32: (2, 128, 4), 64: (1, 128, 8)}
-"""Widest side, padded -> positions that are computed together, groups of them per program, warps.
+FORWARD = {16: (2, 64, 4, 4), 32: (2, 64, 4, 3), 64: (1, 64, 4, 3)}
+"""Widest side, padded -> positions that are computed together, groups of them per program, warps, stages of reading.
 
 Wider layers are left to the library.
 """
@@ -64,10 +64,31 @@ def _neighbours(
     return tl.load(x + start[:, None] + (j * channels + c)[None, :], inside, 0.0)
 
 
+@triton.jit
+def _taps(
+    weight, down, channels, filters,
+    transposed: tl.constexpr, group: tl.constexpr, block_c: tl.constexpr, block_f: tl.constexpr,
+):  # fmt: skip
+    """[SPAN * block_c, group * block_f]: the row ``down`` of taps, for every member of a group at its place."""
+    k, n = tl.arange(0, SPAN * block_c), tl.arange(0, group * block_f)
+    j, c, g, f = k // block_c, k % block_c, n // block_f, n % block_f
+    if transposed:
+        tap = j[:, None] - g[None, :]
+        mask = (tap >= 0) & (tap < 3) & (c < channels)[:, None] & (f < filters)[None, :]
+        where = c[:, None] * (9 * filters) + (8 - down * 3 - tap) * filters + f[None, :]
+        result = tl.load(weight + where, mask, 0.0)
+    else:
+        tap = j[None, :] - g[:, None]
+        mask = (tap >= 0) & (tap < 3) & (c < channels)[None, :] & (f < filters)[:, None]
+        where = f[:, None] * (9 * channels) + (down * 3 + tap) * channels + c[None, :]
+        result = tl.trans(tl.load(weight + where, mask, 0.0))
+    return result
+
+
 @triton.jit(do_not_specialize=SIZES)
 def _convolve(
-    x, weight, y, groups, channels, filters,
-    height: tl.constexpr, width: tl.constexpr, unit_c: tl.constexpr, unit_f: tl.constexpr, transposed: tl.constexpr,
+    x, weight, y, groups, channels, filters, height: tl.constexpr, width: tl.constexpr,
+    unit_c: tl.constexpr, unit_f: tl.constexpr, transposed: tl.constexpr, stages: tl.constexpr,
     group: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr, block_f: tl.constexpr,
 ):  # fmt: skip
     """y[m, f] = sum over taps and channels of x[m + tap, c] weight[f, tap, c], for groups of neighbours m.
@@ -77,23 +98,14 @@ def _convolve(
     """
     channels, filters = channels * unit_c, filters * unit_f
     m = tl.program_id(0) * block_m + tl.arange(0, block_m)
-    k, n = tl.arange(0, SPAN * block_c), tl.arange(0, group * block_f)
-    j, c, g, f = k // block_c, k % block_c, n // block_f, n % block_f
     total = tl.zeros([block_m, group * block_f], tl.float32)
-    for down in tl.static_range(3):
+    for down in tl.range(3, num_stages=stages):  # with 4 all three rows are asked for before the first is waited for
         values = _neighbours(x, m, groups, channels, down, height, width, group, block_c)
-        if transposed:
-            tap = j[:, None] - g[None, :]
-            mask = (tap >= 0) & (tap < 3) & (c < channels)[:, None] & (f < filters)[None, :]
-            where = c[:, None] * (9 * filters) + (8 - down * 3 - tap) * filters + f[None, :]
-            weights = tl.load(weight + where, mask, 0.0)
-        else:
-            tap = j[None, :] - g[:, None]
-            mask = (tap >= 0) & (tap < 3) & (c < channels)[None, :] & (f < filters)[:, None]
-            where = f[:, None] * (9 * channels) + (down * 3 + tap) * channels + c[None, :]
-            weights = tl.trans(tl.load(weight + where, mask, 0.0))
+        weights = _taps(weight, down, channels, filters, transposed, group, block_c, block_f)
         total = tl.dot(values, weights, total)
     line, _, column = _places(m, height, width, group)
+    n = tl.arange(0, group * block_f)
+    g, f = n // block_f, n % block_f
     inside = (m < groups)[:, None] & (column[:, None] + g[None, :] < width) & (f < filters)[None, :]
     where = ((line * width + column) * filters)[:, None] + (g * filters + f)[None, :]
     tl.store(y + where, total.to(y.dtype.element_ty), inside)
@@ -184,11 +196,11 @@ def convolve(x: Tensor, weight: Tensor, *, transposed: bool) -> Tensor:
     filters = weight.shape[1] if transposed else weight.shape[0]
     y = x.new_empty((number, height, width, filters)).permute(0, 3, 1, 2)
     block_c, block_f = _padded(channels), _padded(filters)
-    group, block_m, warps = FORWARD[max(block_c, block_f)]
+    group, block_m, warps, stages = FORWARD[max(block_c, block_f)]
     groups = _groups(x, group)
     _convolve[(triton.cdiv(groups, block_m),)](
         x, weight, y, groups, channels // _unit(channels), filters // _unit(filters), height=height, width=width,
-        unit_c=_unit(channels), unit_f=_unit(filters), transposed=transposed,
+        unit_c=_unit(channels), unit_f=_unit(filters), transposed=transposed, stages=stages,
         group=group, block_m=block_m, block_c=block_c, block_f=block_f, num_warps=warps,
     )  # fmt: skip
     return y
@@ -209,8 +221,8 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
         group=group, block_m=block_m, block_c=block_c, block_f=block_f, num_warps=warps,
     )  # fmt: skip
     total = torch.empty_like(weight)
-    blocks = triton.cdiv(weight.numel(), 128)
-    _sum_parts[(blocks,)](parts, total, len(parts), weight.numel(), block_p=32, block=128, num_warps=4)
+    blocks = triton.cdiv(weight.numel(), 32)
+    _sum_parts[(blocks,)](parts, total, len(parts), weight.numel(), block_p=128, block=32, num_warps=4)
     return total
 
 
