@@ -46,6 +46,15 @@ def strong(results: Path) -> str:
     )
 
 
+def choices(results: Path) -> str:
+    table = tables.looks(results / "choices")
+    text = (
+        "From a dense network trained for 60 epochs without a held-out tenth of the training set, 30 epochs each, one"
+        " setting changed at a time (`results/choices/run.sh`); accuracy on that tenth."
+    )
+    return f"### Choices for the recipe\n\n{text}\n\n{table}\n" if table else ""
+
+
 def resnet110(results: Path) -> str:
     folder = results / "resnet110"
     table = tables.outcomes(folder)
@@ -98,6 +107,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "strong": strong,
     "strong-table": lambda results: tables.outcomes(results / "strong", tables.STRONG),
     "strong-figures": figures("strong"),
+    "choices": choices,
     "resnet110": resnet110,
     "paper": lambda results: tables.outcomes(results / "paper"),
     "paper-figures": figures("paper"),
