@@ -131,6 +131,23 @@ def test_a_whole_network_in_every_phase():
         compare(pruner.scorer_parameters())
 
 
+@pytest.mark.parametrize("case", ["analog gate with batch statistics", "frozen statistics, trained scale", "broadcast"])
+def test_what_the_kernels_have_no_gradient_for_is_computed_plainly(case):
+    theirs = nn.BatchNorm2d(5).train(case != "frozen statistics, trained scale")
+    ours = copy.deepcopy(theirs)
+    x, gate = drawn(2, 5, 3, 3).requires_grad_(), torch.rand(5).requires_grad_()
+    other = drawn(2, 5, 1, 1).requires_grad_() if case == "broadcast" else drawn(2, 5, 3, 3).requires_grad_()
+    leaves = [x, other, gate]
+    y = F.relu(theirs(x) + other) * gate.view(1, -1, 1, 1)
+    found = FusedNorm(ours)(x, other, gate)
+    for one, wanted in zip(
+        torch.autograd.grad(found.square().sum(), [*leaves, *ours.parameters()]),
+        torch.autograd.grad(y.square().sum(), [*leaves, *theirs.parameters()]),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, wanted)
+
+
 def test_a_network_without_such_chains_is_left_as_it_is():
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
     traced = torch.fx.symbolic_trace(model)

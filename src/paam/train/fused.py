@@ -29,6 +29,9 @@ class FusedNorm(nn.Module):
     def forward(self, x: Tensor, other: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
         check_countable(x)
         norm = self.norm
+        if not self._knows(x, other, gate):
+            y = norm(x)
+            return apply_gate(F.relu(y if other is None else y + other), gate, 1)
         affine = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
         result: Tensor
         if norm.training:
@@ -38,6 +41,16 @@ class FusedNorm(nn.Module):
             result = FrozenNorm.apply(x, other, gate, *affine, norm.eps)  # type: ignore[no-untyped-call]
         return result
 
+    def _knows(self, x: Tensor, other: Tensor | None, gate: Tensor | None) -> bool:
+        """Whether the kernels have every gradient: none into gates with batch statistics, none into a frozen norm."""
+        if other is not None and other.shape != x.shape:
+            return False
+        if not torch.is_grad_enabled():
+            return True
+        if self.norm.training:
+            return gate is None or not gate.requires_grad
+        return not (self.norm.weight.requires_grad or self.norm.bias.requires_grad)
+
 
 ADDS = (operator.add, operator.iadd, torch.add)
 RELUS = (F.relu, torch.relu, F.relu_, torch.relu_)
@@ -46,8 +59,8 @@ RELUS = (F.relu, torch.relu, F.relu_, torch.relu_)
 def fused(model: nn.Module, plan: fx.Graph) -> nn.Module:
     """The network that ``plan`` makes of a model's layers, which it shares, by kernels of our own; or the model itself.
 
-    Every chain of norm, sum, ReLU and gate becomes one; convolutions of few channels are replaced. A gate at such a
-    chain must be open, binary, or (with running statistics) analog. Without such a chain the model is left as it is.
+    Every chain of norm, sum, ReLU and gate becomes one; convolutions of few channels are replaced. Without such a chain
+    the model is left as it is.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(plan, {}))
