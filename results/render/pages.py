@@ -40,8 +40,8 @@ def strong(results: Path) -> str:
     lost = f"### Where accuracy is lost\n\nAccuracy at the end of each stage ({tables.measured_on(runs(folder))}).\n\n"
     return (
         "## ResNet-56 on CIFAR-10, our recipe\n\n"
-        "`cifar10-resnet56-strong` and its controls at the medium ratio, where there are some (`results/strong/run.sh`; each"
-        f" record has its own command), on {_hardware(folder)}. {SPREAD}\n\n"
+        "`cifar10-resnet56-strong` and its controls at the medium ratio, where there are some (`results/strong/run.sh`;"
+        f" each record has its own command), on {_hardware(folder)}. {SPREAD}\n\n"
         f"{table}\n{lost + where + chr(10) if where else ''}"
     )
 
