@@ -4,8 +4,8 @@
 
 Data are random images of CIFAR-10's shape: only time is measured. Epochs that begin with a checkpoint and epochs
 without one take turns in one process. "held up" is the time that training waits inside of save(); "share" compares
-the medians of whole epochs, in which the writing thread also takes its part of the processor. Files go to --out, by
-default the folder for temporary ones.
+whole epochs, in which the writing thread also takes its part of the processor. Files go to --out, by default the
+folder for temporary ones.
 """
 
 from __future__ import annotations
@@ -50,13 +50,11 @@ def measure(engine: Engine, phase: str, directory: Path) -> None:
     print(f"checkpoint {size / 1e6:.1f} MB, {len(saving)} of them; epoch {base:.3f} s, with a checkpoint {cost:.3f} s")
     wait = statistics.median(held_up)
     print(f"held up {1000 * wait:.1f} ms = {100 * wait / base:.2f} % of an epoch")
-    print(f"share {100 * (cost - base) / base:+.2f} % of an epoch; spread of plain epochs {_spread(plain):.2f} %")
-
-
-def _spread(seconds: list[float]) -> float:
-    """Half the distance of the quartiles, in percent of the median."""
-    low, middle, high = statistics.quantiles(seconds, n=4)
-    return 50 * (high - low) / middle
+    more = [100 * (with_one - without) / base for without, with_one in zip(plain, saving, strict=True)]
+    error = statistics.stdev(more) / len(more) ** 0.5
+    print(
+        f"share {statistics.fmean(more):+.2f} +- {error:.2f} % of an epoch (mean of neighbours' differences, its error)"
+    )
 
 
 def main() -> None:

@@ -179,7 +179,7 @@ def profile(engine: Engine, phase: PhaseName) -> list[str]:
 
 KINDS = {
     "ours, convolution": ("_convolve",),
-    "ours, weight gradient": ("_weight_partial", "_sum_partial"),
+    "ours, weight gradient": ("_weight_partial", "_sum_parts"),
     "ours, norm forward": ("_statistics", "_forward", "_scored_forward"),
     "ours, norm backward": ("_backward_sums", "_backward", "_scored_backward"),
     "convolution, weight gradient": ("wgrad",),

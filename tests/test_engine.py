@@ -115,13 +115,13 @@ def run(made: Engine, first: int, last: int) -> Engine:
 def test_the_teacher_is_the_network_after_warm_up_and_stays_it():
     made = run(engine(recipe(distill={"weight": 0.5})), 0, 1)
     after_warmup = copy.deepcopy(made.pruner.network.traced.model.state_dict())
-    teacher = made.networks.teacher()
+    teacher = made.networks.teacher(fused=False)
     assert not teacher.training
     assert not any(parameter.requires_grad for parameter in teacher.parameters())
     run(made, 1, 5)
     moved = made.pruner.network.traced.model.state_dict()
     assert not torch.equal(moved["conv4.weight"], after_warmup["conv4.weight"])
-    for copied in (teacher, made.networks.teacher()):
+    for copied in (teacher, made.networks.teacher(fused=False)):
         for name, value in copied.state_dict().items():
             assert torch.equal(value, after_warmup[name]), name
 
@@ -131,7 +131,7 @@ def test_without_warm_up_the_teacher_is_the_network_as_it_came():
     made = engine(given)
     came = copy.deepcopy(made.pruner.network.traced.model.state_dict())
     run(made, 0, 3)
-    for name, value in made.networks.teacher().state_dict().items():
+    for name, value in made.networks.teacher(fused=False).state_dict().items():
         assert torch.equal(value, came[name]), name
 
 

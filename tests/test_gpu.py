@@ -135,6 +135,39 @@ def test_fast_runs_agree_with_the_plain_one_within_bfloat16_noise(plain, allowed
     assert all(found[phase] < 3 * allowed[phase] for phase in PHASES)
 
 
+@pytest.mark.parametrize("phase", ["weight", "score"])
+def test_gradients_of_fused_kernels_are_as_near_to_float32_as_those_of_torch(phase):
+    """One step, layer by layer: both ways round to bfloat16, so both miss the true gradient by about as much."""
+    from paam.train.fused import fused
+
+    torch.manual_seed(0)
+    images = torch.randn(64, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+    labels = torch.arange(64, device="cuda") % 10
+    pruner = Pruner(resnet20().cuda().to(memory_format=torch.channels_last), images[:1], inplace=True)
+    for parameter in pruner.scorer_parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    model = pruner.model
+    quick = fused(model)
+    assert quick is not model
+    leaves = pruner.network_parameters() if phase == "weight" else pruner.scorer_parameters()
+    names = {parameter: name for name, parameter in model.named_parameters()}
+
+    def gradients(network: torch.nn.Module, bfloat16: bool) -> list[Tensor]:
+        with torch.autocast("cuda", torch.bfloat16, enabled=bfloat16, cache_enabled=False):
+            loss = torch.nn.functional.cross_entropy(network(images), labels)
+        return list(torch.autograd.grad(loss, leaves))
+
+    with pruner.weighting(keep_macs=0.5) if phase == "weight" else pruner.scoring():
+        model.train()
+        true, theirs, ours = gradients(model, False), gradients(model, True), gradients(quick, True)
+    worst = 0.0
+    for parameter, exact, one, other in zip(leaves, true, theirs, ours, strict=True):
+        missed, allowed = float((other - exact).norm()), float((one - exact).norm())
+        worst = max(worst, missed / (allowed + 1e-12))
+        assert missed <= 2 * allowed + 1e-3 * float(exact.norm()) + 1e-8, names[parameter]
+    show(f"{phase}: fused misses float32 by at most", {"times what torch misses": worst})
+
+
 def test_the_gpu_does_what_the_cpu_does_in_float32():
     allow = torch.backends.cudnn.conv.fp32_precision
     torch.backends.cudnn.conv.fp32_precision = "ieee"

@@ -21,6 +21,7 @@ from paam.models import resnet20
 from paam.pruner import Pruner
 from paam.train.fused import FusedNorm, fused
 from paam.train.kernels import conv, norm
+from paam.train.networks import Networks
 
 pytestmark = pytest.mark.zoo
 
@@ -107,7 +108,7 @@ def test_a_whole_network_in_every_phase():
     model = pruner.model.to(memory_format=torch.channels_last)
     for parameter in pruner.scorer_parameters():
         nn.init.normal_(parameter)
-    quick = fused(model, model.graph)
+    quick = fused(model)
     assert sum(isinstance(layer, FusedNorm) for layer in quick.modules()) == 19
     assert sum(isinstance(layer, conv.FastConv) for layer in quick.modules()) == 17  # all but the two of stride 2
 
@@ -131,10 +132,116 @@ def test_a_whole_network_in_every_phase():
         compare(pruner.scorer_parameters())
 
 
+@pytest.mark.parametrize("case", ["analog gate with batch statistics", "frozen statistics, trained scale", "broadcast"])
+def test_what_the_kernels_have_no_gradient_for_is_computed_plainly(case):
+    theirs = nn.BatchNorm2d(5).train(case != "frozen statistics, trained scale")
+    ours = copy.deepcopy(theirs)
+    x, gate = drawn(2, 5, 3, 3).requires_grad_(), torch.rand(5).requires_grad_()
+    other = drawn(2, 5, 1, 1).requires_grad_() if case == "broadcast" else drawn(2, 5, 3, 3).requires_grad_()
+    leaves = [x, other, gate]
+    y = F.relu(theirs(x) + other) * gate.view(1, -1, 1, 1)
+    found = FusedNorm(ours)(x, other, gate)
+    for one, wanted in zip(
+        torch.autograd.grad(found.square().sum(), [*leaves, *ours.parameters()]),
+        torch.autograd.grad(y.square().sum(), [*leaves, *theirs.parameters()]),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, wanted)
+
+
+class Awkward(nn.Module):
+    """A constant, a broadcast sum and dropout around chains of norm and ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.norm_one, self.norm_two = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm_one(self.one(x * torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1))))
+        x = F.relu(self.norm_two(self.two(x)) + x.mean((2, 3), keepdim=True))
+        return self.fc(F.dropout(x.mean((2, 3)), 0.5, self.training))
+
+
+class Scaled(Awkward):
+    """A parameter that forward() reads itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(1, 3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * self.scale)
+
+
+def networks(model: nn.Module) -> Networks:
+    made = Networks(Pruner(model, drawn(2, 3, 6, 6)), fused=True)
+    made.remember_dense()
+    return made
+
+
+def is_fused(model: nn.Module) -> bool:
+    return any(isinstance(layer, FusedNorm) for layer in model.modules())
+
+
+def test_teacher_and_control_answer_as_the_dense_network_does():
+    made, x = networks(Awkward()), drawn(2, 3, 6, 6)
+    plain, teacher = made.teacher(fused=False), made.teacher(fused=True)
+    assert is_fused(teacher)
+    assert not is_fused(plain)
+    torch.testing.assert_close(teacher(x), plain(x))
+    torch.testing.assert_close(teacher(x), teacher(x))  # no dropout
+    made.control = made.dense().train()
+    quick = made.quick("control")
+    assert is_fused(quick)
+    found = []
+    for network in (quick, made.control):
+        torch.manual_seed(1)  # of its dropout
+        found.append(network(x))
+    torch.testing.assert_close(*found)
+
+
+def test_a_compacted_network_is_fused_too():
+    made, x = networks(Awkward()), drawn(2, 3, 6, 6)
+    made.pruner.select(keep_filters=0.6)
+    made.small = made.pruner.compact().eval().requires_grad_(False)
+    quick = made.quick("finetune")
+    assert is_fused(quick)
+    torch.testing.assert_close(quick(x), made.small(x))
+
+
+def test_a_network_that_reads_a_parameter_itself_is_left_as_it_is():
+    """A parameter read by forward() is exchanged for its rounded twin in the network itself."""
+    assert not is_fused(networks(Scaled()).quick("warmup"))
+
+
+def test_hooked_layers_are_left_as_they_are():
+    model, heard = Awkward(), []
+    network = torch.fx.symbolic_trace(model)
+    model.two.register_forward_hook(lambda *_: heard.append("two"))
+    model.norm_two.register_forward_hook(lambda *_: heard.append("norm"))
+    quick = fused(network)
+    assert is_fused(quick)
+    quick(drawn(2, 3, 6, 6))
+    assert heard == ["two", "norm"]
+
+
+def test_what_is_no_number_is_seen_behind_a_relu():
+    x = drawn(2, 5, 3, 3)
+    x[0, 2, 1, 1] = float("nan")
+    for training in (True, False):
+        assert FusedNorm(nn.BatchNorm2d(5).train(training))(x)[0, 2, 1, 1].isnan()
+
+
+def test_one_value_per_channel_is_refused_as_torch_does():
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        FusedNorm(nn.BatchNorm2d(5))(drawn(1, 5, 1, 1))
+
+
 def test_a_network_without_such_chains_is_left_as_it_is():
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
-    traced = torch.fx.symbolic_trace(model)
-    assert fused(model, traced.graph) is model
+    network = torch.fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()))
+    assert fused(network) is network
 
 
 def test_a_weight_that_is_read_twice_has_no_late_gradient():
@@ -149,12 +256,13 @@ def test_a_weight_that_is_read_twice_has_no_late_gradient():
             return F.relu(self.norm(self.other(self.conv(self.conv(x)))))
 
     model = Twice()
-    quick = fused(model, torch.fx.symbolic_trace(model).graph)
+    quick = fused(torch.fx.symbolic_trace(model))
     alone = {layer.conv is model.conv: layer.alone for layer in quick.modules() if isinstance(layer, conv.FastConv)}
     assert alone == {True: False, False: True}
 
 
 def test_a_layer_too_large_to_count_is_refused():
-    huge = torch.empty(1, device="meta").expand(2**11, 2**10, 2**5, 2**5)
+    layer = conv.FastConv(nn.Conv2d(3, 64, 3, padding=1, bias=False), alone=True)
+    images = torch.empty(1, device="meta").expand(2**10, 3, 2**8, 2**8)  # countable, unlike what comes out of it
     with pytest.raises(RecipeError, match=r"train\.fused=false"):
-        conv.check_countable(huge)
+        layer(images)

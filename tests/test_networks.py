@@ -14,6 +14,7 @@ import paam
 from conftest import compacted, lively, random_choice, relative_error
 from paam import Pruner, Target
 from paam.errors import DataError, GraphError, RecipeError
+from paam.models import resnet20
 from paam.network import prepare
 from paam.select import select
 from paam.train.evaluation import accuracy
@@ -451,6 +452,21 @@ def test_balance_is_measured_against_the_last_convolution() -> None:
     assert network.balance("macs") == {name: value / macs["3"] for name, value in macs.items()}
     params = {"0": 27 + 1 + 36, "3": 36 + 1 + 16 * 6, "6": 64 + 1 + 2}  # with its bias
     assert network.balance("params") == {name: value / params["3"] for name, value in params.items()}
+
+
+def test_balance_by_cost_counts_all_that_a_stream_feeds_and_groups_as_a_whole() -> None:
+    network = prepare(resnet20(), torch.zeros(1, 3, 32, 32), streams="tied")
+    macs = network.balance("macs")
+    # An inner filter: 9 weights for each of 64 channels read, and as many that read it, at 8 x 8 places.
+    inner = 2 * 9 * 64 * 64
+    assert macs["layer3.1.conv1"] == macs["layer3.2.conv1"] == 1
+    # A channel of the first stream at 32 x 32: its own 27 weights, the second layers of 3 blocks write it, the first
+    # layers of 3 read it; so does the next stage's first layer, at 16 x 16, and its shortcut costs nothing.
+    assert macs["conv1"] == ((27 + 6 * 9 * 16) * 1024 + 9 * 32 * 256) / inner
+    grouped = nn.Sequential(conv(3, 8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=4), nn.ReLU(), conv(8, 2))
+    # A filter of the second layer has 2 x 9 weights and a bias, and 2 x 9 more read it; one of the first has 27 and a
+    # bias, and the two filters of its group read it.
+    assert prepare(grouped.double(), X).balance("params") == {"0": (27 + 1 + 18) / (18 + 1 + 18), "2": 1}
 
 
 def test_copies_of_a_pruned_network_can_be_saved(tmp_path) -> None:

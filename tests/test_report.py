@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paam.errors import PaamError
-from paam.report.comparison import families
+from paam.report.comparison import GAP, LETTER, LINE, _clear, families
 from paam.report.facts import gather
+from paam.report.figures import Mark
 from paam.report.html import page, write_report
 from paam.report.scales import Axis, linear, logarithmic, round_steps
 from records import EPOCHS, RECIPE, SCORES, events, large, write
@@ -369,6 +370,24 @@ def test_a_run_that_repeats_a_seed_or_is_not_finished_is_a_row_of_its_own():
     ]
     (line,) = [p["attrs"]["d"] for p in made.find("path", "seeds")]
     assert line.count("L") == 1  # between the two seeds
+
+
+def test_labels_in_the_plane_cover_neither_each_other_nor_a_point():
+    """Points of two crowded corners; boxes of labels worked out here, from what the page is told."""
+    corner = [(97, 20, "medium-seed0"), (97.2, 23, "medium-seed1"), (97.4, 23.5, "Vanilla, medium"), (86, 28, "KQ")]
+    others = [(6, 48, "KQ, high"), (5.5, 50, "high-seed0"), (5.5, 50.5, "high-seed1"), (12, 54.5, "kq-medium-seed0")]
+    marks = _clear([Mark(x, y, "ours", "", "", name) for x, y, name in (*corner, *others)])
+    boxes = []
+    for mark in marks:
+        length = LETTER * len(mark.name)
+        left = mark.left - length if mark.before else mark.left + GAP
+        boxes.append((left, left + length - GAP, mark.top + mark.shift))
+    for place, (left, right, top) in enumerate(boxes):
+        for other_left, other_right, other_top in boxes[:place]:
+            assert right <= other_left or other_right <= left or abs(top - other_top) >= LINE - 0.01
+        for other in marks:
+            if other is not marks[place]:
+                assert not left < other.left < right or abs(top - other.top) >= LINE - 0.01
 
 
 def plane_tips(runs) -> list[str]:

@@ -160,6 +160,7 @@ def test_sections_without_records_are_absent_and_appear_with_them(tmp_path):
 
 
 def test_figures_stand_in_the_section_of_the_run_they_are_drawn_from(monkeypatch):
+    monkeypatch.setattr(pages, "DRAWN", "paper/one")
     assert pages.BLOCKS["paper-figures"](pages.RESULTS)
     assert not pages.BLOCKS["strong-figures"](pages.RESULTS)
     monkeypatch.setattr(pages, "DRAWN", "strong/medium-seed0")

@@ -40,10 +40,19 @@ def strong(results: Path) -> str:
     lost = f"### Where accuracy is lost\n\nAccuracy at the end of each stage ({tables.measured_on(runs(folder))}).\n\n"
     return (
         "## ResNet-56 on CIFAR-10, our recipe\n\n"
-        f"`cifar10-resnet56-strong` and its controls, made by `results/strong/run.sh` on {_hardware(folder)}. {SPREAD}"
-        " The controls are at the medium ratio.\n\n"
+        "`cifar10-resnet56-strong` and its controls at the medium ratio, where there are some (`results/strong/run.sh`;"
+        f" each record has its own command), on {_hardware(folder)}. {SPREAD}\n\n"
         f"{table}\n{lost + where + chr(10) if where else ''}"
     )
+
+
+def choices(results: Path) -> str:
+    table = tables.looks(results / "choices")
+    text = (
+        "From a dense network trained for 60 epochs without a held-out tenth of the training set, 30 epochs each, one"
+        " setting changed at a time (`results/choices/run.sh`); accuracy on that tenth."
+    )
+    return f"### Choices for the recipe\n\n{text}\n\n{table}\n" if table else ""
 
 
 def resnet110(results: Path) -> str:
@@ -98,6 +107,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "strong": strong,
     "strong-table": lambda results: tables.outcomes(results / "strong", tables.STRONG),
     "strong-figures": figures("strong"),
+    "choices": choices,
     "resnet110": resnet110,
     "paper": lambda results: tables.outcomes(results / "paper"),
     "paper-figures": figures("paper"),

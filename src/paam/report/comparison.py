@@ -35,6 +35,8 @@ NAMED_RUNS = 12
 LONGEST_NAME = 32
 LETTER, LINE = 0.85, 4.2
 """Width and height of a letter in the plane, in percent of it."""
+POINT, GAP = 0.9, 1.2
+"""Half the width of a point, and how far from its middle a label begins, likewise."""
 
 
 @dataclass(frozen=True)
@@ -202,16 +204,17 @@ def plane(found: Sequence[Family]) -> Plot | None:
 
 
 def _clear(marks: list[Mark]) -> list[Mark]:
-    """Labels on the side that has room, moved down where they would cover another, and up from the axis."""
+    """Labels on the side that has room, moved down where they would cover another or a point, and up from the axis."""
     placed: list[tuple[float, float, float]] = []  # left, right, top of a label
     ordered = sorted(marks, key=lambda m: (m.top, m.left))
     sides = []
     for mark in ordered:
         length = LETTER * len(f"{mark.label} {mark.name}") + 2
         before = mark.left + length > 100
-        left, right = (mark.left - length, mark.left) if before else (mark.left, mark.left + length)
+        left, right = (mark.left - length, mark.left - GAP) if before else (mark.left + GAP, mark.left + length)
         top = mark.top
-        for other_left, other_right, taken in sorted(placed, key=lambda p: p[2]):
+        points = [(other.left - POINT, other.left + POINT, other.top) for other in ordered if other is not mark]
+        for other_left, other_right, taken in sorted([*placed, *points], key=lambda p: p[2]):
             if left < other_right and other_left < right and abs(taken - top) < LINE:
                 top = taken + LINE
         placed.append((left, right, top))

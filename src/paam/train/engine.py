@@ -60,14 +60,10 @@ class Engine:
         self.seed = seed
         self.emit = emit
         self.on_gpu = next(pruner.model.parameters()).is_cuda
-        settings = recipe.train
-        bfloat16 = settings.bfloat16 and self.on_gpu
-        self.networks = Networks(
-            pruner,
-            masked=settings.masked and self.on_gpu,
-            bfloat16=bfloat16,
-            fused=settings.fused and bfloat16 and not settings.compile and find_spec("triton") is not None,
-        )
+        train = recipe.train
+        bfloat16 = train.bfloat16 and self.on_gpu
+        fused = train.fused and bfloat16 and not train.compile and find_spec("triton") is not None
+        self.networks = Networks(pruner, masked=train.masked and self.on_gpu, bfloat16=bfloat16, fused=fused)
         self.losses: dict[str, Loss] = {}
         self.optimizers: dict[PhaseName, Optimizer] = {}
         self.steps: dict[PhaseName, Step] = {}
@@ -229,15 +225,15 @@ class Engine:
         if kind not in self.losses:
             recipe = self.recipe
             taught = recipe.distill.weight > 0 and kind in ("weight", "finetune", "control")
-            network = self.networks.quick(phase)
+            plain, network = self.networks.of(phase), self.networks.quick(phase)
             loss_of = make_loss(
                 network,
                 bfloat16=self.networks.bfloat16,
                 penalty=self.pruner.penalty if kind == "score" else None,
-                teacher=self.networks.teacher() if taught else None,
+                teacher=self.networks.teacher(fused=network is not plain) if taught else None,
                 distill=recipe.distill,
             )
-            if self.on_gpu and network is self.networks.of(phase):
+            if self.on_gpu and network is plain:
                 loss_of = compiled(loss_of, recipe.train, self._epochs(kind) * self.batches.steps)
             self.losses[kind] = loss_of
         return self.losses[kind]

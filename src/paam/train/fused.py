@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from paam.gates import apply_gate
-from paam.train.kernels.conv import FastConv, check_countable, is_fast
-from paam.train.kernels.norm import FrozenNorm, TrainedNorm
+from paam.train.kernels.conv import FastConv, is_fast
+from paam.train.kernels.counting import check_countable
+from paam.train.kernels.frozen_norm import FrozenNorm
+from paam.train.kernels.norm import TrainedNorm
 
 
 class FusedNorm(nn.Module):
@@ -27,8 +29,11 @@ class FusedNorm(nn.Module):
         self.norm = norm
 
     def forward(self, x: Tensor, other: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
-        check_countable(x)
         norm = self.norm
+        if not self._knows(x, other, gate):
+            y = norm(x)
+            return apply_gate(F.relu(y if other is None else y + other), gate, 1)
+        check_countable(x.numel())
         affine = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
         result: Tensor
         if norm.training:
@@ -38,59 +43,71 @@ class FusedNorm(nn.Module):
             result = FrozenNorm.apply(x, other, gate, *affine, norm.eps)  # type: ignore[no-untyped-call]
         return result
 
+    def _knows(self, x: Tensor, other: Tensor | None, gate: Tensor | None) -> bool:
+        """Whether the kernels have every gradient: none into gates with batch statistics, none into a frozen norm."""
+        if other is not None and other.shape != x.shape:
+            return False
+        if self.norm.training and x.numel() == x.shape[1]:
+            return False  # one value per channel, which torch refuses in its own words
+        if not torch.is_grad_enabled():
+            return True
+        if self.norm.training:
+            return gate is None or not gate.requires_grad
+        return not (self.norm.weight.requires_grad or self.norm.bias.requires_grad)
+
 
 ADDS = (operator.add, operator.iadd, torch.add)
 RELUS = (F.relu, torch.relu, F.relu_, torch.relu_)
-
-
-def fused(model: nn.Module, plan: fx.Graph) -> nn.Module:
-    """The network that ``plan`` makes of a model's layers, which it shares, by kernels of our own; or the model itself.
-
-    Every chain of norm, sum, ReLU and gate becomes one; convolutions of few channels are replaced. A gate at such a
-    chain must be open, binary, or (with running statistics) analog. Without such a chain the model is left as it is.
-    """
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(plan, {}))
-    root = nn.Module()
-    for name, child in model.named_children():
-        root.add_module(name, child)
-    for name, parameter in model.named_parameters(recurse=False):
-        root.register_parameter(name, parameter)
-    for name, buffer in model.named_buffers(recurse=False):
-        root.register_buffer(name, buffer)
-    holder = nn.ModuleList()
-    root.add_module(HOLDER, holder)
-    layers = {node: model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"}
-    readers = Counter(id(parameter) for layer in layers.values() for parameter in layer.parameters())
-    for node in list(graph.nodes):
-        layer = layers.get(node)
-        if isinstance(layer, nn.Conv2d) and is_fast(layer):
-            holder.append(FastConv(layer, alone=readers[id(layer.weight)] == 1))
-            node.target = f"{HOLDER}.{len(holder) - 1}"
-            continue
-        chain = _chain(node, model)
-        if chain is None:
-            continue
-        links, other, gate = chain
-        holder.append(FusedNorm(model.get_submodule(str(node.target))))  # type: ignore[arg-type]
-        with graph.inserting_after(links[-1]):
-            joined = graph.call_module(f"{HOLDER}.{len(holder) - 1}", (node.args[0], other, gate))
-        links[-1].replace_all_uses_with(joined)
-        for link in reversed(links):
-            graph.erase_node(link)
-    if not any(isinstance(layer, FusedNorm) for layer in holder):
-        return model
-    return fx.GraphModule(root, graph, f"Fused{type(model).__name__}")
-
-
 HOLDER = "paam_fused"
 
 
-def _chain(node: fx.Node, model: nn.Module) -> tuple[list[fx.Node], Any, Any] | None:
-    """The nodes of a chain that begins with this norm, the value added and the gate; None if it is no chain."""
-    if node.op != "call_module":
-        return None
-    norm = model.get_submodule(str(node.target))
+def fused(network: fx.GraphModule) -> fx.GraphModule:
+    """The same network by kernels of our own, sharing its layers; or the network itself, where they would not help.
+
+    Every chain of norm, sum, ReLU and gate becomes one; convolutions of few channels are replaced.
+    """
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(network.graph, {}))
+    if any(node.op == "get_attr" and isinstance(_attribute(network, node), nn.Parameter) for node in graph.nodes):
+        return network  # its rounded twin would be put into the network, not into the copy that a new one holds
+    result = fx.GraphModule(network, graph, f"Fused{type(network).__name__}")
+    layers = {node: result.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"}
+    readers = Counter(id(parameter) for layer in layers.values() for parameter in layer.parameters())
+    chains = 0
+    for place, node in enumerate(list(graph.nodes)):
+        layer, name = layers.get(node), f"{HOLDER}.{place}"
+        if layer is None or _has_hooks(layer):
+            continue
+        if isinstance(layer, nn.Conv2d) and is_fast(layer):
+            result.add_submodule(name, FastConv(layer, alone=readers[id(layer.weight)] == 1))
+            node.target = name
+        elif (chain := _chain(node, layers)) is not None:
+            links, other, gate = chain
+            chains += 1
+            result.add_submodule(name, FusedNorm(layer))  # type: ignore[arg-type]
+            with graph.inserting_after(links[-1]):
+                joined = graph.call_module(name, (node.args[0], other, gate))
+            links[-1].replace_all_uses_with(joined)
+            for link in reversed(links):
+                graph.erase_node(link)
+    if not chains:
+        return network
+    result.recompile()
+    return result
+
+
+def _attribute(network: nn.Module, node: fx.Node) -> Any:
+    return operator.attrgetter(str(node.target))(network)
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    """Whether somebody listens to a layer's calls, and would hear nothing of ours."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+
+
+def _chain(node: fx.Node, layers: dict[fx.Node, nn.Module]) -> tuple[list[fx.Node], Any, Any] | None:
+    """The nodes of a chain that begins with this layer, the value added and the gate; None if it is no chain."""
+    norm = layers[node]
     plain = type(norm) is nn.BatchNorm2d and norm.affine and norm.track_running_stats and norm.momentum is not None
     if not plain or norm.weight.dtype != torch.float32 or len(node.users) != 1:
         return None
@@ -102,7 +119,7 @@ def _chain(node: fx.Node, model: nn.Module) -> tuple[list[fx.Node], Any, Any] | 
             return None
         other = values[0]
         links, here = [*links, here], next(iter(here.users))
-    if not _is_relu(here, model):
+    if not _is_relu(here, layers):
         return None
     if len(here.users) == 1:
         after = next(iter(here.users))
@@ -111,7 +128,7 @@ def _chain(node: fx.Node, model: nn.Module) -> tuple[list[fx.Node], Any, Any] | 
     return [*links, here], other, gate
 
 
-def _is_relu(node: fx.Node, model: nn.Module) -> bool:
+def _is_relu(node: fx.Node, layers: dict[fx.Node, nn.Module]) -> bool:
     if node.op == "call_module":
-        return type(model.get_submodule(str(node.target))) is nn.ReLU
+        return type(layers[node]) is nn.ReLU and not _has_hooks(layers[node])
     return (node.op == "call_function" and node.target in RELUS) or (node.op, node.target) == ("call_method", "relu")

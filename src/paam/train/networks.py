@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from paam.errors import RecipeError
+from paam.graph.trace import trace
 from paam.pruner import Pruner
 from paam.schedule import PhaseName
 from paam.train.flat import FlatParameters, RoundedWeights
@@ -40,17 +41,18 @@ class Networks:
 
     def quick(self, phase: PhaseName) -> nn.Module:
         """The same network as training steps run it: with fused kernels where there are some for it."""
-        model = self.of(phase)
-        if self._kind(phase) == "control":
-            return self._fused(model, self.pruner.network.traced.module.graph)
-        return self._fused(model, model.graph) if isinstance(model, fx.GraphModule) else model
+        return self._fused(self.of(phase))
 
-    def _fused(self, model: nn.Module, graph: fx.Graph) -> nn.Module:
+    def _fused(self, model: nn.Module) -> nn.Module:
         if not self.fused:
             return model
         from paam.train.fused import fused  # Triton is there on GPUs only
 
-        return fused(model, graph)
+        traced = self.pruner.network.traced
+        network = model if isinstance(model, fx.GraphModule) else trace(model, traced.examples, traced.ignore).module
+        quick = fused(network)
+        quick.training = model.training
+        return model if quick is network else quick
 
     def trained(self, phase: PhaseName) -> FlatParameters:
         """The parameters that a phase moves. To be asked for outside of the phase, which freezes others."""
@@ -81,17 +83,18 @@ class Networks:
         model.load_state_dict(self.dense_state)
         return model
 
-    def teacher(self) -> nn.Module:
-        """The dense network with ``teacher_state``, or as it was after warm-up; frozen."""
+    def teacher(self, *, fused: bool) -> nn.Module:
+        """The dense network with ``teacher_state``, or as it was after warm-up; frozen. ``fused``: as its pupil is."""
         teacher = self.dense()
         if self.teacher_state is not None:
             teacher.load_state_dict(self.teacher_state)
         teacher.eval().requires_grad_(False)
+        quick = self._fused(teacher) if fused else teacher
         if self.bfloat16:
             for parameter in teacher.parameters():
                 if parameter.dim() > 1:  # as RoundedWeights does, but once
                     parameter.data = parameter.data.bfloat16()
-        return self._fused(teacher, self.pruner.network.traced.module.graph)
+        return quick
 
     def state(self) -> dict[str, Packed]:
         """Weights of what is still needed, as "network/part"."""

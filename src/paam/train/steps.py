@@ -18,7 +18,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """Images and labels (or shares of classes) -> the loss, with its gradient."""
 
 COMPILING_PAYS_AFTER = 20_000
-"""Steps. Compiling ResNet-56 takes half a minute and saves 1.5 ms per step on the GPU that this was measured on."""
+"""Steps. Compiling ResNet-56 takes a minute and saves 1.5 ms per step on the GPU that this was measured on."""
 
 
 def make_loss(

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from paam.errors import RecipeError
+from paam.train.kernels.counting import check_countable
 
 FORWARD = {16: (2, 64, 4, 4), 32: (2, 64, 4, 3), 64: (1, 64, 4, 3)}
 """Widest side, padded -> positions that are computed together, groups of them per program, warps, stages of reading.
@@ -238,9 +238,13 @@ def _beside(*read: Tensor) -> Iterator[None]:
     second.wait_stream(first)
     with torch.cuda.stream(second):
         yield
-    for tensor in read:
-        tensor.record_stream(second)
-    torch.autograd.Variable._execution_engine.queue_callback(functools.partial(first.wait_stream, second))
+    # Held until then, so that autograd neither frees them nor adds another gradient into them.
+    join = functools.partial(_wait, first, second, read)
+    torch.autograd.Variable._execution_engine.queue_callback(join)
+
+
+def _wait(first: Any, second: Any, held: tuple[Tensor, ...]) -> None:
+    first.wait_stream(second)
 
 
 class Convolution(torch.autograd.Function):
@@ -284,7 +288,7 @@ class FastConv(nn.Module):
         self.alone = alone
 
     def forward(self, x: Tensor) -> Tensor:
-        check_countable(x)
+        check_countable(x.numel() // x.shape[1] * max(self.conv.weight.shape[:2]))
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
         x = x.to(dtype).contiguous(memory_format=torch.channels_last)
         weight = self.conv.weight.to(dtype).contiguous(memory_format=torch.channels_last)
@@ -292,15 +296,6 @@ class FastConv(nn.Module):
         beside = self.alone and weight is self.conv.weight and weight.is_cuda
         result: Tensor = Convolution.apply(x, weight, beside)  # type: ignore[no-untyped-call]
         return result
-
-
-def check_countable(x: Tensor) -> None:
-    """Kernels count in 32 bits."""
-    if x.numel() >= 2**31:
-        raise RecipeError(
-            f"A layer of {x.numel()} values is more than paam's own kernels can count: make data.batch_size smaller, "
-            "or go without them by --set train.fused=false."
-        )
 
 
 def is_fast(module: nn.Conv2d) -> bool:

@@ -22,10 +22,16 @@ PROGRAMS = 256
 
 
 @triton.jit
-def _span(rows, positions, block: tl.constexpr):
+def span(rows, positions, block: tl.constexpr):
     """The positions of this program, as a block's own numbers; ``rows`` per program."""
     start = tl.program_id(0) * rows
     return start, tl.minimum(start + rows, positions), tl.arange(0, block)
+
+
+@triton.jit
+def relu(value):
+    """Of what is no number too: training stops at that, and must see it."""
+    return tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -46,7 +52,7 @@ def _totals(partial, programs, channels, column, inside, block_p: tl.constexpr):
 @triton.jit
 def _statistics(x, partial, positions, channels, rows, block_m: tl.constexpr, block_c: tl.constexpr):
     """Sums of x and of its square, around the channel's first value: a large mean must not swallow the variance."""
-    start, stop, lane = _span(rows, positions, block_m)
+    start, stop, lane = span(rows, positions, block_m)
     column = tl.program_id(1) * block_c + tl.arange(0, block_c)
     inside = column < channels
     origin = tl.load(x + column, inside, 0.0).to(tl.float32)
@@ -72,7 +78,7 @@ def _forward(
     block_m: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
     """relu(bn(x) + other) * gate, with the statistics of this batch; ``saved``: mean and inverse deviation."""
-    start, stop, lane = _span(rows, positions, block_m)
+    start, stop, lane = span(rows, positions, block_m)
     column = tl.program_id(1) * block_c + tl.arange(0, block_c)
     inside = column < channels
     one, two = _totals(partial, programs, channels, column, inside, block_p)
@@ -98,7 +104,7 @@ def _forward(
         value = tl.load(x + place, there, 0.0).to(tl.float32) * scale[None, :] + shift[None, :]
         if has_other:
             value += tl.load(other + place, there, 0.0).to(tl.float32)
-        value = tl.maximum(value, 0.0)
+        value = relu(value)
         if has_gate:
             value *= tl.load(gate + column, inside, 0.0)[None, :]
         tl.store(y + place, value.to(y.dtype.element_ty), there)
@@ -112,7 +118,7 @@ def _behind(
     value = tl.load(x + place, there, 0.0).to(tl.float32)
     grad = tl.load(dy + place, there, 0.0).to(tl.float32)
     passed = tl.load(y + place, there, 0.0).to(tl.float32) if has_other else value * scale[None, :] + shift[None, :]
-    grad = tl.where(passed > 0, grad, 0.0)
+    grad = tl.where(passed <= 0, 0.0, grad)
     if has_gate:
         grad *= tl.load(gate + column, inside, 0.0)[None, :]
     return value, grad
@@ -132,7 +138,7 @@ def _backward_sums(
     has_other: tl.constexpr, has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
     """Sums of the gradient behind the norm, and of it times the normalised value."""
-    start, stop, lane = _span(rows, positions, block_m)
+    start, stop, lane = span(rows, positions, block_m)
     column = tl.program_id(1) * block_c + tl.arange(0, block_c)
     inside = column < channels
     mean, inverse, scale, shift = _affine(saved, weight, bias, channels, column, inside)
@@ -156,7 +162,7 @@ def _backward(
     has_other: tl.constexpr, has_gate: tl.constexpr,
     block_m: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
-    start, stop, lane = _span(rows, positions, block_m)
+    start, stop, lane = span(rows, positions, block_m)
     column = tl.program_id(1) * block_c + tl.arange(0, block_c)
     inside = column < channels
     mean, inverse, scale, shift = _affine(saved, weight, bias, channels, column, inside)
@@ -176,61 +182,7 @@ def _backward(
         tl.store(dx + place, value.to(dx.dtype.element_ty), there)
 
 
-@triton.jit
-def _scored_forward(
-    x, other, gate, weight, bias, running_mean, running_var, y, positions, channels, rows, eps,
-    has_other: tl.constexpr, has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
-):  # fmt: skip
-    """relu(bn(x) + other) * gate with running statistics."""
-    start, stop, lane = _span(rows, positions, block_m)
-    column = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    inside = column < channels
-    scale = tl.load(weight + column, inside, 0.0) / tl.sqrt(tl.load(running_var + column, inside, 1.0) + eps)
-    shift = tl.load(bias + column, inside, 0.0) - tl.load(running_mean + column, inside, 0.0) * scale
-    for first in range(start, stop, block_m):
-        row = first + lane
-        there = (row < stop)[:, None] & inside[None, :]
-        place = row[:, None] * channels + column[None, :]
-        value = tl.load(x + place, there, 0.0).to(tl.float32) * scale[None, :] + shift[None, :]
-        if has_other:
-            value += tl.load(other + place, there, 0.0).to(tl.float32)
-        value = tl.maximum(value, 0.0)
-        if has_gate:
-            value *= tl.load(gate + column, inside, 0.0)[None, :]
-        tl.store(y + place, value.to(y.dtype.element_ty), there)
-
-
-@triton.jit
-def _scored_backward(
-    x, other, gate, weight, bias, running_mean, running_var, dy, dx, dother, partial, positions, channels, rows, eps,
-    has_other: tl.constexpr, has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
-):  # fmt: skip
-    """Gradients into x and other, and partial sums of the gradient into the gate."""
-    start, stop, lane = _span(rows, positions, block_m)
-    column = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    inside = column < channels
-    scale = tl.load(weight + column, inside, 0.0) / tl.sqrt(tl.load(running_var + column, inside, 1.0) + eps)
-    shift = tl.load(bias + column, inside, 0.0) - tl.load(running_mean + column, inside, 0.0) * scale
-    total = tl.zeros([block_c], tl.float32)
-    for first in range(start, stop, block_m):
-        row = first + lane
-        there = (row < stop)[:, None] & inside[None, :]
-        place = row[:, None] * channels + column[None, :]
-        value = tl.load(x + place, there, 0.0).to(tl.float32) * scale[None, :] + shift[None, :]
-        if has_other:
-            value += tl.load(other + place, there, 0.0).to(tl.float32)
-        grad = tl.where(value > 0, tl.load(dy + place, there, 0.0).to(tl.float32), 0.0)
-        if has_gate:
-            total += tl.sum(grad * value, 0)
-            grad *= tl.load(gate + column, inside, 0.0)[None, :]
-        if has_other:
-            tl.store(dother + place, grad.to(dother.dtype.element_ty), there)
-        tl.store(dx + place, (grad * scale[None, :]).to(dx.dtype.element_ty), there)
-    if has_gate:
-        tl.store(partial + tl.program_id(0) * channels + column, total, inside)
-
-
-class _Sizes:
+class Sizes:
     """How a layer of [N, C, H, W] is shared among programs."""
 
     def __init__(self, x: Tensor) -> None:
@@ -249,7 +201,7 @@ class _Sizes:
         return {"block_m": self.block_m, "block_c": self.block_c, "num_warps": WARPS}
 
 
-def _last(x: Tensor) -> Tensor:
+def channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
@@ -259,8 +211,8 @@ class TrainedNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, other: Tensor | None, gate: Tensor | None, *norm: Any) -> Tensor:
         weight, bias, running_mean, running_var, tracked, momentum, eps = norm
-        x, other = _last(x), None if other is None else _last(other)
-        size = _Sizes(x)
+        x, other = channels_last(x), None if other is None else channels_last(other)
+        size = Sizes(x)
         partial = torch.empty(size.programs, 2, size.channels, device=x.device)
         saved = torch.empty(2, size.channels, device=x.device)
         y = torch.empty_like(x)
@@ -271,15 +223,15 @@ class TrainedNorm(torch.autograd.Function):
             *shape, size.programs, momentum, eps,
             has_other=other is not None, has_gate=gate is not None, block_p=size.block_p, **size.blocks,
         )  # fmt: skip
-        ctx.save_for_backward(x, y, saved, weight, bias, *(() if gate is None else (gate,)))
+        ctx.save_for_backward(x, None if other is None else y, saved, weight, bias, gate)
         ctx.size, ctx.has_other, ctx.has_gate = size, other is not None, gate is not None
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, saved, weight, bias, *rest = ctx.saved_tensors
-        gate, size = rest[0] if rest else None, ctx.size
-        dy = _last(grads[0])
+        x, y, saved, weight, bias, gate = ctx.saved_tensors
+        size = ctx.size
+        dy = channels_last(grads[0])
         partial = torch.empty(size.programs, 2, size.channels, device=x.device)
         dx = torch.empty_like(x)
         dother = torch.empty_like(x) if ctx.has_other else None
@@ -292,35 +244,3 @@ class TrainedNorm(torch.autograd.Function):
             block_p=size.block_p, **flags,
         )  # fmt: skip
         return dx, dother, None, dweight, dbias, None, None, None, None, None
-
-
-class FrozenNorm(torch.autograd.Function):
-    """With running statistics, and a gradient into analog gates; none into the norm."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, other: Tensor | None, gate: Tensor | None, *norm: Any) -> Tensor:
-        weight, bias, running_mean, running_var, eps = norm
-        x, other = _last(x), None if other is None else _last(other)
-        size = _Sizes(x)
-        y = torch.empty_like(x)
-        ctx.flags = {"has_other": other is not None, "has_gate": gate is not None, **size.blocks}
-        ctx.size, ctx.eps = size, eps
-        affine = (weight, bias, running_mean, running_var)
-        shape = (size.positions, size.channels, size.rows)
-        _scored_forward[size.grid](x, other, gate, *affine, y, *shape, eps, **ctx.flags)
-        ctx.save_for_backward(x, *affine, *(t for t in (other, gate) if t is not None))
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, running_mean, running_var, *rest = ctx.saved_tensors
-        other = rest.pop(0) if ctx.flags["has_other"] else None
-        gate = rest.pop(0) if ctx.flags["has_gate"] else None
-        size, dy = ctx.size, _last(grads[0])
-        dx = torch.empty_like(x)
-        dother = None if other is None else torch.empty_like(x)
-        partial = None if gate is None else torch.empty(size.programs, size.channels, device=x.device)
-        shape = (size.positions, size.channels, size.rows)
-        affine = (weight, bias, running_mean, running_var)
-        _scored_backward[size.grid](x, other, gate, *affine, dy, dx, dother, partial, *shape, ctx.eps, **ctx.flags)
-        return dx, dother, None if partial is None else partial.sum(0), None, None, None, None, None

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Choices for the strong recipe, five runs at a time: run.sh DATA OUT
+# First a dense network without the held-out tenth, 60 epochs; then one setting changed at a time.
+set -euo pipefail
+data=$1 out=$2
+base=$(dirname "$0")/base.toml
+python3 -m paam prune cifar10-resnet56-strong --data "$data" --out "$out/dense" --set data.holdout=0.1 --set schedule.warmup=60 \
+  --set schedule.cycles=1 --set schedule.score=1 --set schedule.weight=1 --set schedule.finetune=1 > "$out/dense.log" 2>&1
+medium="--keep-macs 0.507 --keep-params 0.477"
+even="--set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=12 --set target.uniform=true --set target.floor=0.0"
+while read -r name settings; do
+  echo "python3 -m paam prune $base --data $data --out $out/$name --set model.weights=$out/dense/dense.safetensors $settings > $out/$name.log 2>&1"
+done <<RUNS | xargs -P 5 -I{} bash -c '{}'
+high-area
+high-macs --set prune.balance=macs
+high-none --set prune.balance=none
+high-macs-floor-0.125 --set prune.balance=macs --set target.floor=0.125
+high-rate-0.05 --set finetune.lr=0.05
+high-no-ramp --set finetune.ramp=0
+high-taught-0.9 --set distill.weight=0.9
+high-l1-even $even --set prune.scorer=l1
+medium-none $medium --set prune.balance=none
+medium-macs $medium --set prune.balance=macs
+medium-params $medium --set prune.balance=params
+medium-side $medium --set prune.balance=side
+RUNS
