@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paam.record import SAME_EPOCHS, Event, of_kind
+from paam.report.checking import problem
+from paam.report.phrases import vanished_line
 
-KINDS = ("start", "changed", "epoch", "scores", "selection", "failed", "end")
+KINDS = ("start", "changed", "epoch", "scores", "selection", "vanished", "failed", "end")
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ def gather(name: str, events: Iterable[Event], problems: Iterable[str] = ()) -> 
     unknown = Counter(text(event["event"]) for event in events if event["event"] not in KINDS)
     if unknown:
         found.append(f"Events of a kind that is not known here were passed over: {', '.join(sorted(unknown))}.")
+    found += [vanished_line(event) for event in of_kind(events, "vanished") if problem(event) is None]
     if not end:
         found += [f"The run failed: {text(event.get('reason'))}" for event in of_kind(events, "failed")[-1:]]
         found.append(_unfinished(start, epochs))
