@@ -49,6 +49,7 @@ def epoch(number: int, seconds: float = 2.0, accuracy: float | None = 50.0, loss
 
 
 FAILED = {"event": "failed", "epoch": 4, "reason": "The loss of step 3 is not finite."}
+VANISHED = {"event": "vanished", "epoch": 1, "scales": 5, "of": 40, "layers": "bn1"}
 
 
 def controlled(epochs: int = 2) -> list[dict]:

@@ -15,6 +15,7 @@ from conftest import lively, relative_error
 from paam import Pruner
 from paam.recipe import DistillSettings, Recipe, recipe_from_tree
 from paam.train.checkpoint import read_newest_checkpoint, write_checkpoint
+from paam.train.divergence import vanished_scales
 from paam.train.engine import Engine
 from paam.train.networks import Networks
 from paam.train.steps import distillation, make_loss
@@ -124,6 +125,23 @@ def test_the_teacher_is_the_network_after_warm_up_and_stays_it():
     for copied in (teacher, made.networks.teacher(fused=False)):
         for name, value in copied.state_dict().items():
             assert torch.equal(value, after_warmup[name]), name
+
+
+def test_a_network_that_is_partly_dead_after_warm_up_is_told_of(monkeypatch):
+    made = engine(recipe())
+    told = []
+    made.emit = told.append
+    norms = {name: m for name, m in made.pruner.model.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    usual = vanished_scales(made.pruner.model, 0)
+    name, norm = next(iter(norms.items()))
+    total = sum(m.num_features for m in norms.values())
+    nn.init.constant_(norm.weight, -0.019)
+    found = vanished_scales(made.pruner.model, 3)
+    assert usual is None
+    assert found == {"event": "vanished", "epoch": 3, "scales": norm.num_features, "of": total, "layers": name}
+    monkeypatch.setattr("paam.train.divergence.VANISHED", 100.0)  # then all of them have
+    run(made, 0, made.recipe.schedule.total)
+    assert [event["epoch"] for event in told if event["event"] == "vanished"] == [made.recipe.schedule.warmup - 1]
 
 
 def test_without_warm_up_the_teacher_is_the_network_as_it_came():

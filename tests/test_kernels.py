@@ -261,8 +261,15 @@ def test_a_weight_that_is_read_twice_has_no_late_gradient():
     assert alone == {True: False, False: True}
 
 
+def test_large_images_are_left_to_the_library(monkeypatch):
+    monkeypatch.setattr(conv, "convolve", None)  # whatever would call it fails
+    layer = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+    images = drawn(1, 3, 33, 32)
+    torch.testing.assert_close(conv.FastConv(layer, alone=True)(images), layer(images))
+
+
 def test_a_layer_too_large_to_count_is_refused():
     layer = conv.FastConv(nn.Conv2d(3, 64, 3, padding=1, bias=False), alone=True)
-    images = torch.empty(1, device="meta").expand(2**10, 3, 2**8, 2**8)  # countable, unlike what comes out of it
+    images = torch.empty(1, device="meta").expand(2**16, 3, 2**5, 2**5)  # countable, unlike what comes out of it
     with pytest.raises(RecipeError, match=r"train\.fused=false"):
         layer(images)

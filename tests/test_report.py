@@ -565,6 +565,13 @@ def test_events_of_another_kind_are_named_and_passed_over():
     assert "passed over: firework" in tree([*events(), {"event": "firework"}]).texts("aside", "note")[0]
 
 
+def test_a_network_that_is_partly_dead_is_told_of():
+    dead = {"event": "vanished", "epoch": 1, "scales": 269, "of": 2032, "layers": "a, b, c, d, e, <f>"}
+    (note,) = tree([*events()[:-1], dead, events()[-1]]).texts("aside", "note")
+    assert "269 of 2,032 batch-norm scales have vanished in warm-up, all those of a, b, c, d and 2 more:" in note
+    assert tree([*events(), {**dead, "scales": "many"}]).texts("aside", "note") == []
+
+
 def test_a_loss_that_is_no_number_is_a_gap():
     record = events()
     next(e for e in record if e["event"] == "epoch" and e["epoch"] == 1)["loss"] = float("nan")

@@ -224,8 +224,8 @@ def test_a_teacher_of_ones_own_teaches(warm, tmp_path, monkeypatch):
     taught = []
     make = Networks.teacher
 
-    def watched(self):
-        taught.append(make(self))
+    def watched(self, **how):
+        taught.append(make(self, **how))
         return taught[-1]
 
     monkeypatch.setattr(Networks, "teacher", watched)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from events import END, FAILED, KEPT, SCORES, SELECTION, controlled, epoch, record, start
+from events import END, FAILED, KEPT, SCORES, SELECTION, VANISHED, controlled, epoch, record, start
 from paam.errors import ArtifactError
 from paam.progress import Progress, ProgressFile, StepClock, read_progress
 from paam.report.checking import KINDS, problem
@@ -442,7 +442,7 @@ NEEDED = [(kind, path) for kind, needed in KINDS.items() for path in leaves(need
 @pytest.mark.parametrize(("kind", "path"), NEEDED, ids=lambda value: ".".join(value) if value else "")
 def test_a_missing_or_senseless_key_is_named(kind, path):
     others = [{"event": "resumed", "epoch": 1, "told": 0}, {"event": "changed", "changes": {"finetune.lr": [1, 2]}}]
-    whole = next(event for event in [*record(), FAILED, *others] if event["event"] == kind)
+    whole = next(event for event in [*record(), FAILED, VANISHED, *others] if event["event"] == kind)
     assert problem(whole) is None
     for damage in ("gone", None, "\x00", [], {"a": 1}, float("nan"), 10**400, -1, True):
         event = json.loads(json.dumps(whole))

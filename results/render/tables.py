@@ -8,9 +8,10 @@ from pathlib import Path
 from statistics import fmean
 
 from paam.report.comparison import PUBLISHED, spread
-from paam.report.facts import Epoch, Facts, Outcome, mapping, share
+from paam.report.facts import Epoch, Facts, Outcome
 from paam.report.figures import PHASES, monitor
 from paam.report.stages import stages
+from paam.report.values import mapping, share
 from paam.report.words import NOTHING
 from paam.scorers import FIXED
 from render.runs import epochs_behind, experiments, given, runs

@@ -118,6 +118,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "scores": {"epoch": whole, "cycle": whole, "scores": scores},
     "selection": {"epoch": whole, "cycle": whole, "threshold": threshold, **_SHARES, "kept_filters": widths},
+    "vanished": {"epoch": whole, "scales": whole, "of": positive, "layers": text},
     "failed": {"epoch": whole, "reason": text},
     "end": {"latency_batch": whole, "kept_filters": widths, "dense": _DENSE, "pruned": _RESULT},
 }

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paam.report.facts import Facts, text
+from paam.report.facts import Facts
 from paam.report.figures import Line, Mark, Plot, polyline
 from paam.report.headline import against_dense, recipe_rows
 from paam.report.scales import linear
+from paam.report.values import text
 from paam.report.words import NOTHING, TIMES, signed
 
 PUBLISHED = {  # accuracy, parameters removed, FLOPs removed, in percent: arXiv 2210.11114

@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paam.record import SAME_EPOCHS, Event, of_kind
+from paam.report.checking import problem
+from paam.report.phrases import vanished_line
+from paam.report.values import fraction, listed, mapping, number_or_none, percent, positive, share, text, whole
 
-KINDS = ("start", "changed", "epoch", "scores", "selection", "failed", "end")
+KINDS = ("start", "changed", "epoch", "scores", "selection", "vanished", "failed", "end")
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,7 @@ def gather(name: str, events: Iterable[Event], problems: Iterable[str] = ()) -> 
     unknown = Counter(text(event["event"]) for event in events if event["event"] not in KINDS)
     if unknown:
         found.append(f"Events of a kind that is not known here were passed over: {', '.join(sorted(unknown))}.")
+    found += [vanished_line(event) for event in of_kind(events, "vanished") if problem(event) is None]
     if not end:
         found += [f"The run failed: {text(event.get('reason'))}" for event in of_kind(events, "failed")[-1:]]
         found.append(_unfinished(start, epochs))
@@ -248,7 +252,7 @@ def _changes(events: Iterable[Event]) -> tuple[list[Change], int]:
     found, bad = [], 0
     for event in events:
         epoch, changes = whole(event.get("epoch")), event.get("changes")
-        pairs = [(key, _list(pair)) for key, pair in mapping(changes).items()]
+        pairs = [(key, listed(pair)) for key, pair in mapping(changes).items()]
         if epoch is None or not pairs or any(len(pair) != 2 for _, pair in pairs):
             bad += 1
             continue
@@ -257,14 +261,14 @@ def _changes(events: Iterable[Event]) -> tuple[list[Change], int]:
 
 
 def _scores(value: Any) -> dict[str, list[float]]:
-    read = {name: [number_or_none(score) for score in _list(scores)] for name, scores in mapping(value).items()}
+    read = {name: [number_or_none(score) for score in listed(scores)] for name, scores in mapping(value).items()}
     return {name: [score for score in scores if score is not None] for name, scores in read.items()}
 
 
 def _widths(value: Any) -> dict[str, tuple[int, int]]:
     widths = {}
     for name, pair in mapping(value).items():
-        numbers = [whole(number) for number in _list(pair)]
+        numbers = [whole(number) for number in listed(pair)]
         if len(numbers) == 2 and numbers[0] is not None and numbers[1] and numbers[0] <= numbers[1]:
             widths[name] = (numbers[0], numbers[1])
     return widths
@@ -283,46 +287,3 @@ def _outcome(value: Any) -> Outcome:
 
 
 # --- values of a record, or None where they are not what they should be ---------------------------------------------
-
-
-def number_or_none(value: Any) -> float | None:
-    """A finite number that can be drawn; anything else is None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) < 1e30 else None  # false for what is not finite
-
-
-def positive(value: Any) -> float | None:
-    found = number_or_none(value)
-    return found if found is not None and found >= 0 else None
-
-
-def percent(value: Any) -> float | None:
-    found = number_or_none(value)
-    return found if found is not None and 0 <= found <= 100 else None
-
-
-def fraction(value: Any) -> float | None:
-    found = number_or_none(value)
-    return found if found is not None and 0 <= found <= 1 else None
-
-
-def whole(value: Any) -> int | None:
-    """A count: a whole number from 0 to 1e15."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**15 else None
-
-
-def text(value: Any) -> str:
-    return "" if value is None else str(value)
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def share(part: int | None, of: int | None) -> float | None:
-    return part / of if part is not None and of else None
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paam.report.facts import Facts, Outcome, text
+from paam.report.facts import Facts, Outcome
 from paam.report.phrases import MONITORS
+from paam.report.values import text
 from paam.report.words import NOTHING, TIMES, duration, plain, signed
 
 

@@ -15,7 +15,8 @@ from paam.errors import ArtifactError, PaamError
 from paam.files import write_atomically
 from paam.record import salvage_record
 from paam.report import budget, comparison, figures, headline, stages
-from paam.report.facts import Facts, gather, text
+from paam.report.facts import Facts, gather
+from paam.report.values import text
 from paam.report.words import NOTHING, plain, signed
 from paam.version import __version__
 

@@ -80,9 +80,21 @@ def told_lines(event: Event) -> list[str]:
         return [
             f"from here on {clean(k)} = {clean(now)} (was {clean(old)})" for k, (old, now) in event["changes"].items()
         ]
+    if kind == "vanished":
+        return [vanished_line(event)]
     if kind == "failed":
         return [f"failed: {clean(event['reason'])}"]
     return [selection_line(event)] if kind == "selection" else []
+
+
+def vanished_line(event: Event) -> str:
+    names = clean(event["layers"]).split(", ") if event["layers"] else []
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    whole = f", all those of {', '.join(names[:4])}{more}" if names else ""
+    return (
+        f"{event['scales']:,} of {event['of']:,} batch-norm scales have vanished in warm-up{whole}: parts of the"
+        " network are dead. A ramp of the rate (warmup.ramp) often prevents that."
+    )
 
 
 def selection_line(event: Event) -> str:

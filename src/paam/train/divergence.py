@@ -1,13 +1,15 @@
-"""States that nobody can go on from, named with what to do about them."""
+"""States that nobody can go on from, named with what to do about them; and one that a run goes on from, but told so."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paam.errors import DataError, DivergedError
+from paam.graph.layers import BATCH_NORMS
+from paam.record import Event
 from paam.schedule import PhaseName, section_of
 
 LOSS_CHECK_EVERY = 50
@@ -15,6 +17,23 @@ LOSS_CHECK_EVERY = 50
 
 NO_SCORE = 1e-3
 """When every score is below this, none of the filters matters any more, and their order says nothing."""
+
+VANISHED, FEW = 0.02, 0.05
+"""A batch-norm scale below the first passes nothing on. Up to the second, as a share of all, that is usual."""
+
+
+def vanished_scales(model: nn.Module, epoch: int) -> Event | None:
+    """An event that says how much of a network has died: rates too high for its first steps do that to whole blocks."""
+    scales = {
+        name: module.weight.detach().abs() < VANISHED
+        for name, module in model.named_modules()
+        if isinstance(module, BATCH_NORMS) and module.weight is not None
+    }
+    total, gone = sum(map(len, scales.values())), sum(int(below.sum()) for below in scales.values())
+    if gone <= FEW * total:
+        return None
+    layers = ", ".join(name for name, below in scales.items() if below.all())
+    return {"event": "vanished", "epoch": epoch, "scales": gone, "of": total, "layers": layers}
 
 
 def check_losses(losses: Sequence[Tensor], phase: PhaseName, epoch: int) -> None:

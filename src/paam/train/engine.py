@@ -25,7 +25,7 @@ from paam.select import Selection
 from paam.settings import OptimizerSettings
 from paam.train.batches import epoch_seed
 from paam.train.capture import Step
-from paam.train.divergence import LOSS_CHECK_EVERY, check_losses, check_scores, check_values
+from paam.train.divergence import LOSS_CHECK_EVERY, check_losses, check_scores, check_values, vanished_scales
 from paam.train.flat import RoundedWeights
 from paam.train.networks import Networks
 from paam.train.optimizers import build_optimizer, load_optimizer_state, optimizer_state, set_learning_rate
@@ -129,6 +129,8 @@ class Engine:
         )
         if phase.name == "warmup" and last:
             self.networks.remember_dense()
+            if (event := vanished_scales(model, epoch)) is not None:
+                self.emit(event)
         elif phase.name == "finetune" and last and self.networks.small is None:
             self.networks.small = self.pruner.compact()
         return True

@@ -31,6 +31,9 @@ Wider layers are left to the library.
 WEIGHT = {16: (2, 128, 8, 1, 44), 32: (1, 128, 4, 1, 44), 64: (1, 32, 8, 1, 44)}
 """Widest side, padded -> positions together, groups at a time, warps, rows of taps per program (1 or 3), programs."""
 
+LARGEST = 32 * 32
+"""Positions of an image that these kernels have been measured with, at most: larger ones are left to the library."""
+
 SPAN: tl.constexpr = tl.constexpr(4)
 """Positions of a row that are read together. A group of one or two neighbours reads that much in each of three rows."""
 
@@ -288,6 +291,9 @@ class FastConv(nn.Module):
         self.alone = alone
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.shape[2] * x.shape[3] > LARGEST:
+            plain: Tensor = self.conv(x)
+            return plain
         check_countable(x.numel() // x.shape[1] * max(self.conv.weight.shape[:2]))
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
         x = x.to(dtype).contiguous(memory_format=torch.channels_last)
