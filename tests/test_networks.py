@@ -454,6 +454,14 @@ def test_balance_is_measured_against_the_last_convolution() -> None:
     assert network.balance("params") == {name: value / params["3"] for name, value in params.items()}
 
 
+def test_a_balance_that_there_is_none_of_is_refused() -> None:
+    network = prepare(nn.Sequential(conv(3, 4), nn.ReLU(), conv(4, 4)).double(), X)
+    with pytest.raises(RecipeError, match="Did you mean 'macs'"):
+        network.balance("mac")
+    with pytest.raises(RecipeError, match="no balance '1'. Known: area"):
+        network.balance(1)
+
+
 def test_balance_by_cost_counts_all_that_a_stream_feeds_and_groups_as_a_whole() -> None:
     network = prepare(resnet20(), torch.zeros(1, 3, 32, 32), streams="tied")
     macs = network.balance("macs")

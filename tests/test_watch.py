@@ -364,6 +364,15 @@ def test_the_listing_tells_the_dense_control_from_the_pruned_network(cli, tmp_pa
     assert "control" not in cli("runs", ".").out
 
 
+def test_what_goes_on_with_a_run_has_what_was_changed_on_the_way(cli, tmp_path):
+    command = "paam prune a.toml --set finetune.lr=0.05 --resume"
+    changed = {"event": "changed", "epoch": 4, "step": 0, "changes": {"finetune.lr": [0.5, 0.05]}, "command": command}
+    write_run(tmp_path / "run", [*record(4, command="paam prune a.toml"), changed], age=HOUR)
+    (tmp_path / "run" / "lock").touch()
+    assert f"run goes on with:  {command}\n" in cli("runs", ".").out
+    assert f"Go on with:  {command}\n" in cli("watch", "run").err
+
+
 def test_the_listing_says_why_a_run_failed_and_what_goes_on_with_it(cli, tmp_path):
     write_run(tmp_path / "bad", [*record(4, command="paam prune a.toml --out 'my runs'"), FAILED])
     write_run(tmp_path / "dead", record(4), age=HOUR)

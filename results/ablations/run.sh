@@ -3,6 +3,7 @@
 # Thresholds as in the paper, by lambda alone; everything else at half of the MACs, so that accuracies compare.
 set -euo pipefail
 data=$1 out=$2 dense=$3
+mkdir -p "$out"
 base=$(dirname "$0")/base.toml
 half="--keep-macs 0.5"
 while read -r name settings; do

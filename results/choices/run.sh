@@ -3,6 +3,7 @@
 # First a dense network without the held-out tenth, 60 epochs; then one setting changed at a time.
 set -euo pipefail
 data=$1 out=$2
+mkdir -p "$out"
 base=$(dirname "$0")/base.toml
 python3 -m paam prune cifar10-resnet56-strong --data "$data" --out "$out/dense" --set data.holdout=0.1 --set schedule.warmup=60 \
   --set schedule.cycles=1 --set schedule.score=1 --set schedule.weight=1 --set schedule.finetune=1 > "$out/dense.log" 2>&1

@@ -2,6 +2,7 @@
 # The proxies, five at a time on one GPU: run.sh DATA OUT CHECKPOINT (the public ResNet-56 weights, safetensors).
 set -euo pipefail
 data=$1 out=$2 weights=$3
+mkdir -p "$out"
 base=$(dirname "$0")/base.toml
 fixed="--set schedule.score=0 --set target.uniform=true --set prune.streams=tied"
 while read -r name settings; do

@@ -21,7 +21,7 @@ from paam.report import budget, figures
 from paam.report.facts import Facts, gather
 from paam.report.figures import Line, Mark, Plot, polyline
 from paam.report.scales import Axis
-from paam.report.values import text
+from paam.report.values import mapping, text
 
 WIDTH = 1000
 MARGIN = 20
@@ -55,7 +55,9 @@ def layers(run: Facts) -> str:
         part = {"kind": "panel", "panel": panel, "budget": found, "left": left, "top": top, "height": budget.HEIGHT}
         parts.append(part)
         left += panel.pixels + 8
+    tied = mapping(run.recipe.get("prune")).get("streams") == "tied"
     title = f"What each layer kept: {found.kept:,} of {found.filters:,} filters"
+    title += ", tied layers counted once" if tied else ""
     return _picture(title, _of(run), parts, top + row - 24)
 
 

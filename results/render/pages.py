@@ -73,7 +73,10 @@ def ablations(results: Path) -> str:
         return ""
     order = sorted(found, key=lambda group: [*GROUPS, group].index(group))
     parts = [f"### {GROUPS.get(group, group)}\n\n{found[group]}\n" for group in order]
-    text = "One setting changed at a time, from `results/ablations`: the last epoch that ran, and how many those were."
+    text = (
+        "One setting of `results/ablations/base.toml` (KQ, from a trained network) changed at a time: the last epoch"
+        " that ran, and how many those were. The paper's figures beside them are of Vanilla and 440 epochs."
+    )
     return f"## Settings, one by one\n\n{text}\n\n{''.join(parts)}"
 
 

@@ -4,6 +4,7 @@
 # Four runs at a time: on one GPU that wants NVIDIA's MPS.
 set -euo pipefail
 data=$1 out=$2 seed=$3
+mkdir -p "$out"
 recipe=cifar10-resnet56-strong
 dense=$out/medium-seed$seed/dense.safetensors
 began="--set model.weights=$dense --set schedule.warmup=0"
@@ -13,7 +14,11 @@ prune() {
 }
 
 prune $recipe-medium medium --set schedule.control=true &
-while [ ! -f "$dense" ]; do sleep 2; done
+first=$!
+while [ ! -f "$dense" ]; do
+  kill -0 $first || { echo "see $out/medium-seed$seed.log" >&2; exit 1; }
+  sleep 2
+done
 prune $recipe-high high $began &
 prune $recipe-medium scratch --set schedule.warmup=0 --set schedule.finetune=360 --set distill.teacher="$dense" $even --set prune.scorer=random &
 prune $recipe-medium l1 $began $even --set prune.scorer=l1

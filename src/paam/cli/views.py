@@ -46,7 +46,7 @@ def watch(
         return
     if state.end is None:
         ended = "stopped" if state.failed is None else "failed"
-        resuming = resume_command(state.start) if state.start else ""
+        resuming = resume_command(state.start, state.changed) if state.start else ""
         how = f"Go on with:  {resuming}" if resuming else "Its command with --resume goes on with it."
         complain(f"The run in {run_directory} {ended} {_where(state)}. {how}")
         raise typer.Exit(1)

@@ -125,10 +125,11 @@ def control_line(accuracy: float) -> str:
     return f"dense control {accuracy:.2f} %"
 
 
-def resume_command(start: Event) -> str:
-    """What goes on with a run; empty where its record does not say how it was started."""
-    command = start.get("command")
-    return f"{clean(command)} --resume" if isinstance(command, str) and command else ""
+def resume_command(start: Event, changed: Event | None = None) -> str:
+    """What goes on with a run as it is, with what it last ``changed``; empty where its record does not say how."""
+    commands = [event.get("command") for event in (changed, start) if event is not None]
+    known = [command for command in commands if isinstance(command, str) and command]
+    return f"{clean(known[0]).removesuffix(' --resume')} --resume" if known else ""
 
 
 def bar_cells(kept: int, width: int, bar: int) -> int:

@@ -98,7 +98,7 @@ def _summarised(path: Path, events: list[Event], quiet: float) -> RunRow:
         if failures:  # its last words, of which a resumed run takes back the record
             state, why = "failed", clean(failures[-1]["reason"])
         if state != "running":
-            resume = resume_command(start) or None
+            resume = resume_command(start, next(reversed(of_kind(events, "changed")), None)) or None
         accuracy, where = (own[-1] if own else None), start["monitor"]
         gone = (100 * (1 - cuts[-1]["kept_macs"]), 100 * (1 - cuts[-1]["kept_params"])) if cuts else (None, None)
     recipe = start["recipe"]

@@ -25,6 +25,7 @@ class RunState:
     selection: Event | None = None
     end: Event | None = None
     failed: Event | None = None
+    changed: Event | None = None
     control: float | None = None
     done: int = 0
     accuracies: list[float] = field(default_factory=list)
@@ -80,7 +81,7 @@ def after(state: RunState, event: Event) -> RunState:
         return RunState(start=event, phases=[phase_at(schedule, epoch) for epoch in range(schedule.total)])
     if kind == "resumed":
         return RunState()
-    if kind in ("scores", "selection", "end", "failed"):
+    if kind in ("scores", "selection", "end", "failed", "changed"):
         setattr(state, kind, event)
     elif kind == "epoch":
         state.done = event["epoch"] + 1

@@ -171,7 +171,7 @@ def _run(
         if changes:
             write_recipe(out, recipe)
         if changes := changes | find_moves(kept, {**environment(device), "device": device}):
-            emit({"event": "changed", "epoch": first, "step": step, "changes": changes})
+            emit({"event": "changed", "epoch": first, "step": step, "changes": changes, "command": command})
     with _failure_told(emit, progress), CheckpointWriter(out / CHECKPOINTS, before=writer.flush) as saver:
         for epoch in range(first, recipe.schedule.total):
             try:

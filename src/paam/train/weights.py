@@ -23,15 +23,25 @@ def load_weights(model: nn.Module, path: Path, key: str) -> None:
     try:
         with safe_open(path, framework="pt") as file:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        _check_kinds(model, stored)
+        _check_fit(model, stored)
         model.load_state_dict(stored)
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
         raise ArtifactError(f"{key} = {path} cannot be taken up: {one_line(error)}.") from error
 
 
-def _check_kinds(model: nn.Module, stored: dict[str, Tensor]) -> None:
-    """Precision may differ; a cast to numbers of another kind would lose a part of them."""
-    for name, value in model.state_dict().items():
-        given, wanted = stored.get(name, value).dtype, value.dtype
+def _check_fit(model: nn.Module, stored: dict[str, Tensor]) -> None:
+    """Names and shapes must be the network's. Precision may differ, but a cast to another kind would lose a part."""
+    own = model.state_dict()
+    missing, unknown = [name for name in own if name not in stored], [name for name in stored if name not in own]
+    if missing or unknown:
+        lacks, has = (f"{len(names)} ({names[0]})" if names else "none" for names in (missing, unknown))
+        raise ValueError(
+            f"it belongs to another network: it lacks {lacks} of the tensors, and {has} of its own fit none"
+        )
+    for name, value in own.items():
+        if stored[name].shape != value.shape:
+            shapes = f"{tuple(stored[name].shape)} there and {tuple(value.shape)} in the network"
+            raise ValueError(f"it is another network's: {name} is {shapes}")
+        given, wanted = stored[name].dtype, value.dtype
         if (given.is_complex, given.is_floating_point) != (wanted.is_complex, wanted.is_floating_point):
             raise ValueError(f"{name} holds {given} where the network has {wanted}")

@@ -16,6 +16,22 @@ from paam.train.kernels.norm import Sizes, channels_last, relu, span
 
 
 @triton.jit
+def _affine(weight, bias, running_mean, running_var, eps, column, inside):
+    """Scale and shift that running statistics make of the norm."""
+    scale = tl.load(weight + column, inside, 0.0) / tl.sqrt(tl.load(running_var + column, inside, 1.0) + eps)
+    return scale, tl.load(bias + column, inside, 0.0) - tl.load(running_mean + column, inside, 0.0) * scale
+
+
+@triton.jit
+def _summed(x, other, place, there, scale, shift, has_other: tl.constexpr):
+    """bn(x) + other"""
+    value = tl.load(x + place, there, 0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+    if has_other:
+        value += tl.load(other + place, there, 0.0).to(tl.float32)
+    return value
+
+
+@triton.jit
 def _forward(
     x, other, gate, weight, bias, running_mean, running_var, y, positions, channels, rows, eps,
     has_other: tl.constexpr, has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
@@ -24,15 +40,12 @@ def _forward(
     start, stop, lane = span(rows, positions, block_m)
     column = tl.program_id(1) * block_c + tl.arange(0, block_c)
     inside = column < channels
-    scale = tl.load(weight + column, inside, 0.0) / tl.sqrt(tl.load(running_var + column, inside, 1.0) + eps)
-    shift = tl.load(bias + column, inside, 0.0) - tl.load(running_mean + column, inside, 0.0) * scale
+    scale, shift = _affine(weight, bias, running_mean, running_var, eps, column, inside)
     for first in range(start, stop, block_m):
         row = first + lane
         there = (row < stop)[:, None] & inside[None, :]
         place = row[:, None] * channels + column[None, :]
-        value = tl.load(x + place, there, 0.0).to(tl.float32) * scale[None, :] + shift[None, :]
-        if has_other:
-            value += tl.load(other + place, there, 0.0).to(tl.float32)
+        value = _summed(x, other, place, there, scale, shift, has_other)
         value = relu(value)
         if has_gate:
             value *= tl.load(gate + column, inside, 0.0)[None, :]
@@ -48,16 +61,13 @@ def _backward(
     start, stop, lane = span(rows, positions, block_m)
     column = tl.program_id(1) * block_c + tl.arange(0, block_c)
     inside = column < channels
-    scale = tl.load(weight + column, inside, 0.0) / tl.sqrt(tl.load(running_var + column, inside, 1.0) + eps)
-    shift = tl.load(bias + column, inside, 0.0) - tl.load(running_mean + column, inside, 0.0) * scale
+    scale, shift = _affine(weight, bias, running_mean, running_var, eps, column, inside)
     total = tl.zeros([block_c], tl.float32)
     for first in range(start, stop, block_m):
         row = first + lane
         there = (row < stop)[:, None] & inside[None, :]
         place = row[:, None] * channels + column[None, :]
-        value = tl.load(x + place, there, 0.0).to(tl.float32) * scale[None, :] + shift[None, :]
-        if has_other:
-            value += tl.load(other + place, there, 0.0).to(tl.float32)
+        value = _summed(x, other, place, there, scale, shift, has_other)
         grad = tl.where(value <= 0, 0.0, tl.load(dy + place, there, 0.0).to(tl.float32))
         if has_gate:
             total += tl.sum(grad * value, 0)
