@@ -1,4 +1,4 @@
-"""Our Triton kernels, compiled for GPUs without one: the interpreter of tests/test_kernels.py accepts more than that."""
+"""Our Triton kernels, compiled for GPUs without one: the interpreter of test_kernels.py accepts more than that."""
 
 from __future__ import annotations
 
