@@ -36,7 +36,7 @@ test-browser: $(READY)
 	$(BIN)/python -m pytest -m browser
 
 test-zoo: $(EXTRAS)
-	$(BIN)/python -m pytest -m zoo tests/test_zoo.py tests/test_tensorboard.py
+	$(BIN)/python -m pytest -m zoo tests/test_zoo.py tests/test_tensorboard.py tests/test_compiled_kernels.py
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m zoo tests/test_kernels.py
 
 coverage: $(EXTRAS)
