@@ -5,10 +5,9 @@ set -euo pipefail
 data=$1 out=$2 dense=$3
 mkdir -p "$out"
 base=$(dirname "$0")/base.toml
+source "$(dirname "$0")/../queue.sh"
 half="--keep-macs 0.5"
-while read -r name settings; do
-  echo "python3 -m paam prune $base --data $data --out $out/$name --set model.weights=$dense $settings > $out/$name.log 2>&1"
-done <<RUNS | xargs -P 5 -I{} bash -c '{}'
+queue "$base" "$data" "$out" "$dense" <<RUNS
 theta-0.2 --threshold 0.2
 theta-0.3 --threshold 0.3
 theta-0.4 --threshold 0.4

@@ -5,13 +5,12 @@ set -euo pipefail
 data=$1 out=$2
 mkdir -p "$out"
 base=$(dirname "$0")/base.toml
+source "$(dirname "$0")/../queue.sh"
 python3 -m paam prune cifar10-resnet56-strong --data "$data" --out "$out/dense" --set data.holdout=0.1 --set schedule.warmup=60 \
   --set schedule.cycles=1 --set schedule.score=1 --set schedule.weight=1 --set schedule.finetune=1 > "$out/dense.log" 2>&1
 medium="--keep-macs 0.507 --keep-params 0.477"
 even="--set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=12 --set target.uniform=true --set target.floor=0.0"
-while read -r name settings; do
-  echo "python3 -m paam prune $base --data $data --out $out/$name --set model.weights=$out/dense/dense.safetensors $settings > $out/$name.log 2>&1"
-done <<RUNS | xargs -P 5 -I{} bash -c '{}'
+queue "$base" "$data" "$out" "$out/dense/dense.safetensors" <<RUNS
 high-area
 high-macs --set prune.balance=macs
 high-none --set prune.balance=none

@@ -4,10 +4,9 @@ set -euo pipefail
 data=$1 out=$2 weights=$3
 mkdir -p "$out"
 base=$(dirname "$0")/base.toml
+source "$(dirname "$0")/../queue.sh"
 fixed="--set schedule.score=0 --set target.uniform=true --set prune.streams=tied"
-while read -r name settings; do
-  echo "python3 -m paam prune $base --data $data --out $out/$name --set model.weights=$weights $settings > $out/$name.log 2>&1"
-done <<RUNS | xargs -P 5 -I{} bash -c '{}'
+queue "$base" "$data" "$out" "$weights" <<RUNS
 kq-side
 kq-none --set prune.balance=none
 kq-area --set prune.balance=area

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paam.train.kernels.norm import Sizes, channels_last, relu, span
+from paam.train.kernels.norm import Sizes, block, channels_last, relu, tile
 
 
 @triton.jit
@@ -37,14 +37,10 @@ def _forward(
     has_other: tl.constexpr, has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
     """relu(bn(x) + other) * gate with running statistics."""
-    start, stop, lane = span(rows, positions, block_m)
-    column = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    inside = column < channels
+    start, stop, column, inside = tile(rows, positions, channels, block_c)
     scale, shift = _affine(weight, bias, running_mean, running_var, eps, column, inside)
     for first in range(start, stop, block_m):
-        row = first + lane
-        there = (row < stop)[:, None] & inside[None, :]
-        place = row[:, None] * channels + column[None, :]
+        place, there = block(first, stop, channels, column, inside, block_m)
         value = _summed(x, other, place, there, scale, shift, has_other)
         value = relu(value)
         if has_gate:
@@ -58,15 +54,11 @@ def _backward(
     has_other: tl.constexpr, has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
     """Gradients into x and other, and partial sums of the gradient into the gate."""
-    start, stop, lane = span(rows, positions, block_m)
-    column = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    inside = column < channels
+    start, stop, column, inside = tile(rows, positions, channels, block_c)
     scale, shift = _affine(weight, bias, running_mean, running_var, eps, column, inside)
     total = tl.zeros([block_c], tl.float32)
     for first in range(start, stop, block_m):
-        row = first + lane
-        there = (row < stop)[:, None] & inside[None, :]
-        place = row[:, None] * channels + column[None, :]
+        place, there = block(first, stop, channels, column, inside, block_m)
         value = _summed(x, other, place, there, scale, shift, has_other)
         grad = tl.where(value <= 0, 0.0, tl.load(dy + place, there, 0.0).to(tl.float32))
         if has_gate:

@@ -22,10 +22,18 @@ PROGRAMS = 256
 
 
 @triton.jit
-def span(rows, positions, block: tl.constexpr):
-    """The positions of this program, as a block's own numbers; ``rows`` per program."""
+def tile(rows, positions, channels, block_c: tl.constexpr):
+    """This program's part of a layer: first position and the one behind its last, channels and which of them exist."""
     start = tl.program_id(0) * rows
-    return start, tl.minimum(start + rows, positions), tl.arange(0, block)
+    column = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    return start, tl.minimum(start + rows, positions), column, column < channels
+
+
+@triton.jit
+def block(first, stop, channels, column, inside, block_m: tl.constexpr):
+    """[block_m, channels]: where the values of some positions lie, and which of them exist."""
+    row = first + tl.arange(0, block_m)
+    return row[:, None] * channels + column[None, :], (row < stop)[:, None] & inside[None, :]
 
 
 @triton.jit
@@ -52,16 +60,13 @@ def _totals(partial, programs, channels, column, inside, block_p: tl.constexpr):
 @triton.jit
 def _statistics(x, partial, positions, channels, rows, block_m: tl.constexpr, block_c: tl.constexpr):
     """Sums of x and of its square, around the channel's first value: a large mean must not swallow the variance."""
-    start, stop, lane = span(rows, positions, block_m)
-    column = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    inside = column < channels
+    start, stop, column, inside = tile(rows, positions, channels, block_c)
     origin = tl.load(x + column, inside, 0.0).to(tl.float32)
     one = tl.zeros([block_c], tl.float32)
     two = tl.zeros([block_c], tl.float32)
     for first in range(start, stop, block_m):
-        row = first + lane
-        there = (row < stop)[:, None] & inside[None, :]
-        value = tl.load(x + row[:, None] * channels + column[None, :], there, 0.0).to(tl.float32)
+        place, there = block(first, stop, channels, column, inside, block_m)
+        value = tl.load(x + place, there, 0.0).to(tl.float32)
         value = tl.where(there, value - origin[None, :], 0.0)
         one += tl.sum(value, 0)
         two += tl.sum(value * value, 0)
@@ -78,9 +83,7 @@ def _forward(
     block_m: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
     """relu(bn(x) + other) * gate, with the statistics of this batch; ``saved``: mean and inverse deviation."""
-    start, stop, lane = span(rows, positions, block_m)
-    column = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    inside = column < channels
+    start, stop, column, inside = tile(rows, positions, channels, block_c)
     one, two = _totals(partial, programs, channels, column, inside, block_p)
     away = one / positions
     mean = tl.load(x + column, inside, 0.0).to(tl.float32) + away
@@ -98,9 +101,7 @@ def _forward(
         if tl.program_id(1) == 0:
             tl.store(tracked, tl.load(tracked) + 1)
     for first in range(start, stop, block_m):
-        row = first + lane
-        there = (row < stop)[:, None] & inside[None, :]
-        place = row[:, None] * channels + column[None, :]
+        place, there = block(first, stop, channels, column, inside, block_m)
         value = tl.load(x + place, there, 0.0).to(tl.float32) * scale[None, :] + shift[None, :]
         if has_other:
             value += tl.load(other + place, there, 0.0).to(tl.float32)
@@ -138,16 +139,12 @@ def _backward_sums(
     has_other: tl.constexpr, has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
     """Sums of the gradient behind the norm, and of it times the normalised value."""
-    start, stop, lane = span(rows, positions, block_m)
-    column = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    inside = column < channels
+    start, stop, column, inside = tile(rows, positions, channels, block_c)
     mean, inverse, scale, shift = _affine(saved, weight, bias, channels, column, inside)
     one = tl.zeros([block_c], tl.float32)
     two = tl.zeros([block_c], tl.float32)
     for first in range(start, stop, block_m):
-        row = first + lane
-        there = (row < stop)[:, None] & inside[None, :]
-        place = row[:, None] * channels + column[None, :]
+        place, there = block(first, stop, channels, column, inside, block_m)
         value, grad = _behind(x, y, dy, place, there, scale, shift, gate, column, inside, has_other, has_gate)
         one += tl.sum(grad, 0)
         two += tl.sum(grad * (value - mean[None, :]) * inverse[None, :], 0)
@@ -162,18 +159,14 @@ def _backward(
     has_other: tl.constexpr, has_gate: tl.constexpr,
     block_m: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
-    start, stop, lane = span(rows, positions, block_m)
-    column = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    inside = column < channels
+    start, stop, column, inside = tile(rows, positions, channels, block_c)
     mean, inverse, scale, shift = _affine(saved, weight, bias, channels, column, inside)
     sum_grad, sum_normal = _totals(partial, programs, channels, column, inside, block_p)
     if tl.program_id(0) == 0:
         tl.store(dweight + column, sum_normal, inside)
         tl.store(dbias + column, sum_grad, inside)
     for first in range(start, stop, block_m):
-        row = first + lane
-        there = (row < stop)[:, None] & inside[None, :]
-        place = row[:, None] * channels + column[None, :]
+        place, there = block(first, stop, channels, column, inside, block_m)
         value, grad = _behind(x, y, dy, place, there, scale, shift, gate, column, inside, has_other, has_gate)
         if has_other:
             tl.store(dother + place, grad.to(dother.dtype.element_ty), there)
