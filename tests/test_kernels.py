@@ -48,7 +48,6 @@ def assert_alike(found: list[Tensor], wanted: list[Tensor]) -> None:
     [(16, 16, 6, 6, 2), (3, 16, 5, 7, 3), (11, 23, 4, 4, 5), (32, 64, 4, 5, 3), (1, 1, 3, 3, 2), (8, 24, 1, 1, 2)],
 )
 def test_convolution_and_its_gradients(monkeypatch, group, downs, channels, filters, height, width, number):
-    monkeypatch.setattr(conv, "_ours", lambda weight: True)
     monkeypatch.setattr(conv, "FORWARD", dict.fromkeys(conv.FORWARD, (group, 16, 4, 3)))
     monkeypatch.setattr(conv, "WEIGHT", dict.fromkeys(conv.WEIGHT, (group, 16, 4, downs, 3)))
     x = drawn(number, channels, height, width).requires_grad_()
@@ -58,16 +57,6 @@ def test_convolution_and_its_gradients(monkeypatch, group, downs, channels, filt
     assert_alike(
         [y, *torch.autograd.grad((y * sent).sum(), [x, weight])],
         [other, *torch.autograd.grad((other * sent).sum(), [x, weight])],
-    )
-
-
-def test_the_librarys_convolution_has_the_same_gradients():
-    x, weight = drawn(2, 32, 4, 4).requires_grad_(), drawn(32, 32, 3, 3).requires_grad_()
-    y, other = conv.Convolution.apply(x, weight, False), F.conv2d(x, weight, padding=1)
-    sent = drawn(*y.shape)
-    assert_alike(
-        list(torch.autograd.grad((y * sent).sum(), [x, weight])),
-        list(torch.autograd.grad((other * sent).sum(), [x, weight])),
     )
 
 

@@ -13,14 +13,10 @@ even="--set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=12 --
 queue "$base" "$data" "$out" "$out/dense/dense.safetensors" <<RUNS
 high-area
 high-macs --set prune.balance=macs
-high-none --set prune.balance=none
-high-macs-floor-0.125 --set prune.balance=macs --set target.floor=0.125
 high-rate-0.05 --set finetune.lr=0.05
-high-no-ramp --set finetune.ramp=0
 high-taught-0.9 --set distill.weight=0.9
 high-l1-even $even --set prune.scorer=l1
 medium-none $medium --set prune.balance=none
 medium-macs $medium --set prune.balance=macs
-medium-params $medium --set prune.balance=params
 medium-side $medium --set prune.balance=side
 RUNS

@@ -20,7 +20,7 @@ while [ ! -f "$dense" ]; do
   sleep 2
 done
 prune $recipe-high high $began &
-prune $recipe-medium scratch --set schedule.warmup=0 --set schedule.finetune=360 --set distill.teacher="$dense" $even --set prune.scorer=random &
+prune $recipe-medium scratch --set schedule.warmup=0 --set schedule.finetune=380 --set distill.teacher="$dense" $even --set prune.scorer=random &
 prune $recipe-medium l1 $began $even --set prune.scorer=l1
 prune $recipe-medium free $began --set prune.scorer=free
 wait

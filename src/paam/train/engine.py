@@ -107,7 +107,7 @@ class Engine:
             spent = time.perf_counter() - start
             self.pause = Pause(losses, random_state(model), differing(inside, model), spent)
             return False
-        accuracy = None if evaluate is None else evaluate(model, phase.name)
+        accuracy = None if evaluate is None else evaluate(self.networks.quick(phase.name), phase.name)
         last = phase.index == phase.length - 1
         if phase.name == "score" and last:
             scores = {name: [_seven_digits(s) for s in v.tolist()] for name, v in self.pruner.scores().items()}
@@ -144,7 +144,7 @@ class Engine:
         if phase.name == "weight":
             selection = self.pruner.select(**asdict(self.recipe.target))
             with self.pruner.weighting():
-                accuracy = None if evaluate is None else evaluate(self.pruner.model, "weight")
+                accuracy = None if evaluate is None else evaluate(self.networks.quick("weight"), "weight")
             theta = None if selection.threshold is None else _seven_digits(selection.threshold)
             event = {"event": "selection", "epoch": epoch, "cycle": phase.cycle, "threshold": theta}
             event |= {
@@ -234,6 +234,7 @@ class Engine:
                 penalty=self.pruner.penalty if kind == "score" else None,
                 teacher=self.networks.teacher(fused=network is not plain) if taught else None,
                 distill=recipe.distill,
+                at_once=network is not plain,
             )
             if self.on_gpu and network is plain:
                 loss_of = compiled(loss_of, recipe.train, self._epochs(kind) * self.batches.steps)

@@ -29,6 +29,7 @@ class Networks:
         self.teacher_state: dict[str, Tensor] | None = None
         self._flats: dict[str, FlatParameters] = {}
         self._rounded: dict[str, RoundedWeights | None] = {}
+        self._quick: dict[nn.Module, nn.Module] = {}
         # At once: a step or an evaluation that is captured later must find parameters where they will stay.
         for kind in ("gated", "scorers") if pruner.scorer_parameters() else ("gated",):
             self._flat(kind)
@@ -40,8 +41,11 @@ class Networks:
         return model
 
     def quick(self, phase: PhaseName) -> nn.Module:
-        """The same network as training steps run it: with fused kernels where there are some for it."""
-        return self._fused(self.of(phase))
+        """The same network as it is run during training: with fused kernels where there are some for it."""
+        model = self.of(phase)
+        if model not in self._quick:
+            self._quick[model] = self._fused(model)
+        return self._quick[model]
 
     def _fused(self, model: nn.Module) -> nn.Module:
         if not self.fused:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paam.settings import DistillSettings, TrainSettings
+from paam.train.beside import beside, join
 from paam.train.capture import CapturedStep, Step
 from paam.train.flat import FlatParameters, RoundedWeights
 
@@ -28,17 +30,24 @@ def make_loss(
     penalty: Callable[[], Tensor] | None = None,
     teacher: nn.Module | None = None,
     distill: DistillSettings | None = None,
+    at_once: bool = False,
 ) -> Loss:
-    """Cross-entropy, with the penalty on scores in score phases, and drawn to a teacher where there is one."""
+    """Cross-entropy, with the penalty on scores in score phases, and drawn to a teacher where there is one.
+
+    ``at_once``: teacher and network compute beside each other, on a GPU.
+    """
 
     def loss_of(images: Tensor, labels: Tensor) -> Tensor:
         # Casts cached by autocast would outlive a captured graph.
         with torch.autocast("cuda", torch.bfloat16, enabled=bfloat16, cache_enabled=False):
+            if teacher is not None:
+                with beside(images.device) if at_once else nullcontext(), torch.no_grad():
+                    wanted = teacher(images)
             logits = network(images)
             loss = F.cross_entropy(logits, labels)
             if teacher is not None and distill is not None:
-                with torch.no_grad():
-                    wanted = teacher(images)
+                if at_once:
+                    join(images.device)
                 drawn = distillation(logits, wanted, distill.temperature)
                 loss = torch.lerp(loss.to(drawn.dtype), drawn, distill.weight)
         return loss if penalty is None else loss + penalty()

@@ -1,8 +1,8 @@
 """3 x 3 convolutions of few channels in Triton: one kernel forward, one for the input's gradient, two for the weight's.
 
-Libraries tune for wide layers. With 16 channels, or with 11 of them after pruning, these kernels are faster; where the
-library is (benchmarks/kernels.py), it computes the output and the input's gradient. Weights' gradients are always
-computed here, and beside the rest of the backward pass: nothing waits for them but the optimiser.
+Libraries tune for wide layers; up to 64 channels, and with 11 of 16 after pruning, these kernels are faster
+(benchmarks/kernels.py). Weights' gradients are computed beside the rest of the backward pass: nothing waits for them
+but the optimiser.
 
 Shapes: activations are [M, C] with M = N * H * W positions, channels last; weights are [F, 9, C], taps in row order.
 """
@@ -15,20 +15,20 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from paam.train.beside import beside, join
 from paam.train.kernels.counting import check_countable
 
-FORWARD = {16: (2, 64, 4, 4), 32: (2, 64, 4, 3), 64: (1, 64, 4, 3)}
+FORWARD = {16: (2, 128, 8, 2), 32: (2, 128, 4, 2), 64: (2, 64, 4, 2)}
 """Widest side, padded -> positions that are computed together, groups of them per program, warps, stages of reading.
 
 Wider layers are left to the library.
 """
 
-WEIGHT = {16: (2, 128, 8, 1, 44), 32: (1, 128, 4, 1, 44), 64: (1, 32, 8, 1, 44)}
+WEIGHT = {16: (2, 64, 4, 3, 132), 32: (2, 64, 4, 1, 44), 64: (1, 32, 8, 1, 44)}
 """Widest side, padded -> positions together, groups at a time, warps, rows of taps per program (1 or 3), programs."""
 
 LARGEST = 32 * 32
@@ -182,12 +182,6 @@ def _unit(width: int) -> int:
     return 1 if width % 8 else 8
 
 
-def _ours(weight: Tensor) -> bool:
-    """Whether these kernels are faster than the library's."""
-    filters, channels = weight.shape[:2]
-    return max(filters, channels) <= 16 or min(_unit(filters), _unit(channels)) == 1
-
-
 def _groups(x: Tensor, group: int) -> int:
     number, _, height, width = x.shape
     return number * height * triton.cdiv(width, group)
@@ -229,25 +223,19 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
     return total
 
 
-@functools.cache
-def _second_stream(device: torch.device) -> Any:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
 @contextmanager
-def _beside(*read: Tensor) -> Iterator[None]:
-    """Work of a backward pass on a second stream, which is waited for at the end of the pass. ``read``: its inputs."""
-    first, second = torch.cuda.current_stream(), _second_stream(read[0].device)
-    second.wait_stream(first)
-    with torch.cuda.stream(second):
+def _beside_the_pass(*read: Tensor) -> Iterator[None]:
+    """Work beside a backward pass, which is waited for at its end. ``read``: its inputs."""
+    first = torch.cuda.current_stream()
+    with beside(read[0].device):
         yield
     # Held until then, so that autograd neither frees them nor adds another gradient into them.
-    join = functools.partial(_wait, first, second, read)
-    torch.autograd.Variable._execution_engine.queue_callback(join)
+    torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_join, first, read))
 
 
-def _wait(first: Any, second: Any, held: tuple[Tensor, ...]) -> None:
-    first.wait_stream(second)
+def _join(first: Any, held: tuple[Tensor, ...]) -> None:
+    with torch.cuda.stream(first):
+        join(held[0].device)
 
 
 class Convolution(torch.autograd.Function):
@@ -260,7 +248,7 @@ class Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, beside: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.beside = beside
-        return convolve(x, weight, transposed=False) if _ours(weight) else F.conv2d(x, weight, padding=1)
+        return convolve(x, weight, transposed=False)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -268,18 +256,11 @@ class Convolution(torch.autograd.Function):
         dy = grads[0].contiguous(memory_format=torch.channels_last)
         dx = dweight = None
         if ctx.needs_input_grad[1]:
-            with _beside(x, dy) if ctx.beside else nullcontext():
+            with _beside_the_pass(x, dy) if ctx.beside else nullcontext():
                 dweight = weight_gradient(x, dy, weight)
         if ctx.needs_input_grad[0]:
-            dx = convolve(dy, weight, transposed=True) if _ours(weight) else _library_input_gradient(dy, x, weight)
+            dx = convolve(dy, weight, transposed=True)
         return dx, dweight, None
-
-
-def _library_input_gradient(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    ones, wanted = [1, 1], [True, False, False]
-    found = torch.ops.aten.convolution_backward(dy, x, weight, [0], ones, ones, ones, False, [0, 0], 1, wanted)
-    gradient: Tensor = found[0]
-    return gradient
 
 
 class FastConv(nn.Module):
