@@ -46,6 +46,12 @@ def strong(results: Path) -> str:
     )
 
 
+def earlier(results: Path) -> str:
+    """Our recipe as it was before: what its changes brought."""
+    table = tables.outcomes(results / "earlier", tables.STRONG)
+    return f"### The recipe before that\n\n{table}\n" if table else ""
+
+
 def choices(results: Path) -> str:
     table = tables.looks(results / "choices")
     text = (
@@ -81,7 +87,7 @@ def ablations(results: Path) -> str:
 
 
 def unfinished(results: Path) -> str:
-    table = tables.unfinished(results / name for name in ("strong", "resnet110", "paper", "short"))
+    table = tables.unfinished(results / name for name in ("strong", "earlier", "resnet110", "paper", "short"))
     return f"## Runs that did not finish\n\nThey are in none of the tables above.\n\n{table}\n" if table else ""
 
 
@@ -110,6 +116,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "strong": strong,
     "strong-table": lambda results: tables.outcomes(results / "strong", tables.STRONG),
     "strong-figures": figures("strong"),
+    "earlier": earlier,
     "choices": choices,
     "resnet110": resnet110,
     "paper": lambda results: tables.outcomes(results / "paper"),

@@ -88,10 +88,14 @@ def _stage_accuracies(run: Facts) -> list[float | None]:
     return [dense, *(found.get(kind) for kind in ("cut", "weight", "finetune"))]
 
 
+BEGUN_WITH = "dense"
+"""A run of a folder of short looks whose dense network the others begin with: it is none of them."""
+
+
 def looks(folder: Path) -> str:
     """Short looks at which filters to keep, best first; the held-out accuracy of the last epoch that ran."""
     rows = []
-    for run in runs(folder):
+    for run in (run for run in runs(folder) if run.name != BEGUN_WITH):
         last, cuts = _last(run), [cycle.accuracy for cycle in run.cycles]
         # Of scorers that learn nothing the accuracy after a cut is wrong in these records: see docs/results.md.
         fixed = mapping(run.recipe.get("prune")).get("scorer") in FIXED
