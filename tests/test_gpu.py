@@ -137,13 +137,16 @@ def test_fast_runs_agree_with_the_plain_one_within_bfloat16_noise(plain, allowed
 
 @pytest.mark.parametrize("phase", ["weight", "score"])
 def test_gradients_of_fused_kernels_are_as_near_to_float32_as_those_of_torch(phase):
-    """One step, layer by layer: both ways round to bfloat16, so both miss the true gradient by about as much."""
+    """Layer by layer: both ways round to bfloat16, so both miss the true gradient by about as much, over eight batches.
+
+    One batch is not enough to say so: a norm has sixteen scales, and what they miss is a matter of chance.
+    """
     from paam.train.fused import fused
 
     torch.manual_seed(0)
-    images = torch.randn(64, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+    batches = torch.randn(8, 64, 3, 32, 32, device="cuda")
     labels = torch.arange(64, device="cuda") % 10
-    pruner = Pruner(resnet20().cuda().to(memory_format=torch.channels_last), images[:1], inplace=True)
+    pruner = Pruner(resnet20().cuda().to(memory_format=torch.channels_last), batches[0, :1], inplace=True)
     for parameter in pruner.scorer_parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     model = pruner.model
@@ -152,16 +155,21 @@ def test_gradients_of_fused_kernels_are_as_near_to_float32_as_those_of_torch(pha
     leaves = pruner.network_parameters() if phase == "weight" else pruner.scorer_parameters()
     names = {parameter: name for name, parameter in model.named_parameters()}
 
-    def gradients(network: torch.nn.Module, bfloat16: bool) -> list[Tensor]:
+    def gradients(network: torch.nn.Module, images: Tensor, bfloat16: bool) -> list[Tensor]:
         with torch.autocast("cuda", torch.bfloat16, enabled=bfloat16, cache_enabled=False):
             loss = torch.nn.functional.cross_entropy(network(images), labels)
         return list(torch.autograd.grad(loss, leaves))
 
     with pruner.weighting(keep_macs=0.5) if phase == "weight" else pruner.scoring():
         model.train()
-        true, theirs, ours = gradients(model, False), gradients(model, True), gradients(quick, True)
+        found = []
+        for batch in batches:
+            images = batch.contiguous(memory_format=torch.channels_last)
+            runs = ((model, False), (model, True), (quick, True))
+            found.append([gradients(network, images, bfloat16) for network, bfloat16 in runs])
     worst = 0.0
-    for parameter, exact, one, other in zip(leaves, true, theirs, ours, strict=True):
+    for place, parameter in enumerate(leaves):
+        exact, one, other = (torch.stack([batch[way][place] for batch in found]) for way in range(3))
         missed, allowed = float((other - exact).norm()), float((one - exact).norm())
         worst = max(worst, missed / (allowed + 1e-12))
         assert missed <= 2 * allowed + 1e-3 * float(exact.norm()) + 1e-8, names[parameter]

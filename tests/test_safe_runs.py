@@ -18,6 +18,7 @@ import paam
 from paam.errors import ArtifactError, DivergedError, PaamError
 from paam.files import read_tensors, write_tensors
 from paam.record import of_kind, read_record
+from paam.train import checkpoint
 from paam.train.checkpoint import CheckpointWriter, checkpoints, read_newest_checkpoint, snapshot, write_checkpoint
 from paam.train.directory import RunLock, find_changes, may_change
 from paam.train.run import run
@@ -106,6 +107,14 @@ def test_what_is_written_is_what_was_there_when_it_was_asked_for(tmp_path):
             assert header["epoch"] == epoch
             assert torch.equal(state["value"], torch.full((1000,), float(epoch)))
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_write_that_is_waited_for_begins_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "DELAY", 1e6)
+    with CheckpointWriter(tmp_path) as saver:
+        saver.save((1, 0), {"a": torch.ones(3)}, {})
+        saver.save((2, 0), {"a": torch.ones(3)}, {})
+    assert len(checkpoints(tmp_path)) == 2
 
 
 def full_disk(*arguments: object) -> None:

@@ -17,6 +17,8 @@ from paam.train.packing import Packed, pack, unpack
 
 KIND = "checkpoint"
 KEPT = 2
+DELAY = 0.15
+"""Seconds before a write begins. Right behind a checkpoint the processor prepares an epoch, and the GPU waits for it."""
 _NAME = re.compile(r"epoch-([0-9]{6,12})-step-([0-9]{6,12})\.safetensors")
 
 Position = tuple[int, int]
@@ -28,14 +30,15 @@ State = tuple[dict[str, Tensor], dict[str, Any]]
 class CheckpointWriter:
     """Writes one checkpoint at a time, in a thread that touches no device: training waits for a copy, not for a disk.
 
-    ``before`` is called in that thread ahead of every write. A failure surfaces at the next call. Leaving the context
-    waits for the write under way.
+    It begins a moment later, or as soon as it is waited for. ``before`` is called in that thread ahead of every write.
+    A failure surfaces at the next call. Leaving the context waits for the write under way.
     """
 
     def __init__(self, directory: Path, before: Callable[[], None] = lambda: None) -> None:
         self.directory = directory
         self._before = before
         self._thread: threading.Thread | None = None
+        self._wanted = threading.Event()
         self._failure: Exception | None = None
 
     def __enter__(self) -> CheckpointWriter:
@@ -47,6 +50,7 @@ class CheckpointWriter:
     def save(self, position: Position, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
         """Take a copy of a state and begin to write it."""
         self.finish()
+        self._wanted.clear()
         # A daemon: a process that is told to end at once does not wait for a disk.
         arguments = (position, snapshot(tensors), dict(header))
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
@@ -54,6 +58,7 @@ class CheckpointWriter:
 
     def wait(self) -> None:
         if self._thread is not None:
+            self._wanted.set()
             self._thread.join()
             self._thread = None
 
@@ -70,6 +75,7 @@ class CheckpointWriter:
         self.check()
 
     def _write(self, position: Position, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        self._wanted.wait(DELAY)
         try:
             self._before()
             write_checkpoint(self.directory, position, tensors, header)

@@ -256,9 +256,9 @@ class Engine:
 
     def state(self, epoch: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and plain data that :meth:`restore` needs to go on with ``epoch``, or in it after a stop."""
-        parts = self.networks.state()
         current = phase_at(self.recipe.schedule, epoch - (self.pause is None)).name
         alternating = current in ("warmup", "score", "weight")
+        parts = self.networks.state(scored=alternating)
         for name, optimizer in self.optimizers.items():
             if name == current or (alternating and name in ("score", "weight")):
                 remembered = optimizer_state(optimizer, self.networks.trained(name))

@@ -100,11 +100,13 @@ class Networks:
                     parameter.data = parameter.data.bfloat16()
         return quick
 
-    def state(self) -> dict[str, Packed]:
-        """Weights of what is still needed, as "network/part"."""
+    def state(self, *, scored: bool) -> dict[str, Packed]:
+        """Weights of what is still needed, as "network/part". ``scored``: scores are still to be learned."""
         parts = {"dense": self._dense}
         if self.small is None:
             parts |= self._state_of("gated", self.pruner.model, ("gated", "scorers"))
+            if not scored:
+                parts.pop("gated/scorers", None)
         else:
             parts |= self._state_of("small", self.small, ("small",))
         if self.control is not None:
@@ -132,7 +134,9 @@ class Networks:
             self.small = self.pruner.compact()
             self.small.load_state_dict(whole["small"])
         else:
-            self.pruner.model.load_state_dict(whole["gated"])
+            scorers = self._flats["scorers"].layout if "scorers" in self._flats else ()
+            as_they_are = {name: value for name, value in self.pruner.model.state_dict().items() if name in scorers}
+            self.pruner.model.load_state_dict(as_they_are | whole["gated"])
         if "control" in whole:
             self.control = self.dense()
             self.control.load_state_dict(whole["control"])
