@@ -85,7 +85,10 @@ def convolutions(channels: int, side: int, *, search: bool) -> None:
         return
     kept = conv.FORWARD[channels], conv.WEIGHT[channels]
     found: list[tuple[float, tuple[int, ...]]] = []
-    for conv.FORWARD[channels] in itertools.product((1, 2), (64, 128), (4, 8), (2, 3, 4)):
+    for conv.FORWARD[channels] in itertools.product((1, 2), (64, 128), (4, 8), (1, 4, 8, 16), (2, 3)):
+        group, block_m, warps, rows, _ = conv.FORWARD[channels]
+        if rows > 1 and group * block_m * channels > warps * 1024:  # more sums than registers
+            continue
         with contextlib.suppress(OutOfResources):
             there = microseconds(lambda n: conv.convolve(inputs[n], weight, transposed=False))
             back = microseconds(lambda n: conv.convolve(grads[n], weight, transposed=True))
@@ -93,8 +96,8 @@ def convolutions(channels: int, side: int, *, search: bool) -> None:
     _show("FORWARD", channels, found)
     found = []
     groups = (1, 2) if channels < 64 else (1,)
-    for conv.WEIGHT[channels] in itertools.product(groups, (32, 64, 128), (4, 8), (1, 3), (44, 132, 264)):
-        group, _, warps, downs, _ = conv.WEIGHT[channels]
+    for conv.WEIGHT[channels] in itertools.product(groups, (32, 64, 128), (4, 8), (1, 3), (4, 8, 16), (3,)):
+        group, _, warps, downs, _, _ = conv.WEIGHT[channels]
         if downs * group * 4 * channels**2 > warps * 8192:  # more sums than registers
             continue
         with contextlib.suppress(OutOfResources):

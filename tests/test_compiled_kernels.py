@@ -65,7 +65,7 @@ def test_norms_read_sixteen_bytes_at_a_time(kernel, channels, capability):
 @pytest.mark.parametrize("transposed", [False, True])
 def test_convolutions_use_tensor_cores_and_read_whole_rows(width, transposed, capability):
     block = conv._padded(width)
-    group, block_m, warps, stages = conv.FORWARD[block]
+    group, block_m, warps, rows, stages = conv.FORWARD[block]
     fixed = {"height": 32, "width": 32, "unit_c": conv._unit(width), "unit_f": conv._unit(width)}
     fixed |= {
         "group": group,
@@ -73,6 +73,7 @@ def test_convolutions_use_tensor_cores_and_read_whole_rows(width, transposed, ca
         "block_c": block,
         "block_f": block,
         "transposed": transposed,
+        "rows": rows,
         "stages": stages,
     }
     ptx = assembly(conv._convolve, capability, warps, "*bf16", **fixed)
@@ -86,8 +87,8 @@ def test_convolutions_use_tensor_cores_and_read_whole_rows(width, transposed, ca
 @pytest.mark.parametrize("width", [11, *conv.WEIGHT])
 def test_gradients_of_weights_use_tensor_cores(width, capability):
     block = conv._padded(width)
-    group, block_m, warps, downs, _ = conv.WEIGHT[block]
+    group, block_m, warps, downs, rows, stages = conv.WEIGHT[block]
     fixed = {"height": 32, "width": 32, "unit_c": conv._unit(width), "unit_f": conv._unit(width), "downs": downs}
-    fixed |= {"group": group, "block_m": block_m, "block_c": block, "block_f": block}
+    fixed |= {"group": group, "block_m": block_m, "block_c": block, "block_f": block, "rows": rows, "stages": stages}
     assert "mma" in assembly(conv._weight_partial, capability, warps, "*bf16", **fixed)
     assert "add.f32" in assembly(conv._sum_parts, capability, 4, "*bf16", block_p=32, block=128)

@@ -42,14 +42,14 @@ def assert_alike(found: list[Tensor], wanted: list[Tensor]) -> None:
         assert float((one - other).detach().norm()) <= 2e-6 * float(other.detach().norm()) + 1e-7
 
 
-@pytest.mark.parametrize(("group", "downs"), [(1, 1), (1, 3), (2, 1), (2, 3)])
+@pytest.mark.parametrize(("group", "downs", "rows"), [(1, 1, 2), (1, 3, 3), (2, 1, 4), (2, 3, 1), (2, 3, 8)])
 @pytest.mark.parametrize(
     ("channels", "filters", "height", "width", "number"),
     [(16, 16, 6, 6, 2), (3, 16, 5, 7, 3), (11, 23, 4, 4, 5), (32, 64, 4, 5, 3), (1, 1, 3, 3, 2), (8, 24, 1, 1, 2)],
 )
-def test_convolution_and_its_gradients(monkeypatch, group, downs, channels, filters, height, width, number):
-    monkeypatch.setattr(conv, "FORWARD", dict.fromkeys(conv.FORWARD, (group, 16, 4, 3)))
-    monkeypatch.setattr(conv, "WEIGHT", dict.fromkeys(conv.WEIGHT, (group, 16, 4, downs, 3)))
+def test_convolution_and_its_gradients(monkeypatch, group, downs, rows, channels, filters, height, width, number):
+    monkeypatch.setattr(conv, "FORWARD", dict.fromkeys(conv.FORWARD, (group, 16, 4, rows, 3)))
+    monkeypatch.setattr(conv, "WEIGHT", dict.fromkeys(conv.WEIGHT, (group, 16, 4, downs, rows, 3)))
     x = drawn(number, channels, height, width).requires_grad_()
     weight = drawn(filters, channels, 3, 3).requires_grad_()
     y, other = conv.Convolution.apply(x, weight, False), F.conv2d(x, weight, padding=1)

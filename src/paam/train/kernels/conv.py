@@ -22,14 +22,17 @@ from torch import Tensor, nn
 from paam.train.beside import beside, join
 from paam.train.kernels.counting import check_countable
 
-FORWARD = {16: (2, 128, 8, 2), 32: (2, 128, 4, 2), 64: (2, 64, 4, 2)}
-"""Widest side, padded -> positions that are computed together, groups of them per program, warps, stages of reading.
+FORWARD = {16: (2, 64, 4, 16, 2), 32: (2, 64, 4, 4, 2), 64: (2, 64, 4, 1, 2)}
+"""Widest side, padded -> positions that are computed together, groups of them, warps, rows, stages of reading.
 
 Wider layers are left to the library.
 """
 
-WEIGHT = {16: (2, 64, 4, 3, 132), 32: (2, 64, 4, 1, 44), 64: (1, 32, 8, 1, 44)}
-"""Widest side, padded -> positions together, groups at a time, warps, rows of taps per program (1 or 3), programs."""
+WEIGHT = {16: (2, 64, 4, 3, 16, 3), 32: (2, 64, 8, 3, 4, 3), 64: (1, 32, 8, 1, 4, 3)}
+"""The same for weights' gradients, with the rows of taps per program (1 or 3) behind the warps."""
+
+PROGRAMS = 256
+"""Programs that weights' gradients are shared among, at most, where layers are not very high: each leaves a part."""
 
 LARGEST = 32 * 32
 """Positions of an image that these kernels have been measured with, at most: larger ones are left to the library."""
@@ -45,26 +48,39 @@ Channels and filters are given in units of 8 where that can be: so their rows ar
 
 
 @triton.jit
-def _places(m, height: tl.constexpr, width: tl.constexpr, group: tl.constexpr):
-    """Of groups: the line (counted through all images), its row in the image, and the column where the group begins."""
+def _places(m, width: tl.constexpr, group: tl.constexpr):
+    """Of groups, counted through one row of every image: the image, and the column where the group begins."""
     across = (width + group - 1) // group
-    line = m // across
-    return line, line % height, (m % across) * group
+    return m // across, (m % across) * group
 
 
 @triton.jit
-def _neighbours(
-    x, m, groups, channels, down, height: tl.constexpr, width: tl.constexpr, group: tl.constexpr, block_c: tl.constexpr
+def _read_row(
+    x, m, groups, channels, row, height: tl.constexpr, width: tl.constexpr, group: tl.constexpr, block_c: tl.constexpr
 ):
-    """[groups, SPAN * block_c]: what a group reads in the row ``down`` - 1 below its own; 0 outside of the image."""
-    line, row, column = _places(m, height, width, group)
+    """[groups, SPAN * block_c]: a group and its neighbours to both sides in a row of the image; 0 outside of it."""
+    image, column = _places(m, width, group)
     k = tl.arange(0, SPAN * block_c)
     j, c = k // block_c, k % block_c
-    there = (m < groups) & (row + down >= 1) & (row + down <= height)
+    there = (m < groups) & (row >= 0) & (row < height)
     place = (column - 1)[:, None] + j[None, :]
     inside = there[:, None] & (place >= 0) & (place < width) & ((j < group + 2) & (c < channels))[None, :]
-    start = ((line + down - 1) * width + column - 1) * channels
+    start = ((image * height + row) * width + column - 1) * channels
     return tl.load(x + start[:, None] + (j * channels + c)[None, :], inside, 0.0)
+
+
+@triton.jit
+def _place_row(
+    m, groups, filters, row, first, stop, height: tl.constexpr, width: tl.constexpr, group: tl.constexpr,
+    block_f: tl.constexpr,
+):  # fmt: skip
+    """[groups, group * block_f]: where the groups' own values lie in a row; which exist, in the rows ``first:stop``."""
+    image, column = _places(m, width, group)
+    n = tl.arange(0, group * block_f)
+    g, f = n // block_f, n % block_f
+    there = (m < groups) & (row >= first) & (row < tl.minimum(stop, height))
+    inside = there[:, None] & (column[:, None] + g[None, :] < width) & (f < filters)[None, :]
+    return (((image * height + row) * width + column) * filters)[:, None] + (g * filters + f)[None, :], inside
 
 
 @triton.jit
@@ -88,79 +104,123 @@ def _taps(
     return result
 
 
+@triton.jit
+def _write_row(
+    y, total, m, groups, filters, row, first, stop, height: tl.constexpr, width: tl.constexpr, group: tl.constexpr,
+    block_f: tl.constexpr,
+):  # fmt: skip
+    where, inside = _place_row(m, groups, filters, row, first, stop, height, width, group, block_f)
+    tl.store(y + where, total.to(y.dtype.element_ty), inside)
+
+
 @triton.jit(do_not_specialize=SIZES)
 def _convolve(
     x, weight, y, groups, channels, filters, height: tl.constexpr, width: tl.constexpr,
-    unit_c: tl.constexpr, unit_f: tl.constexpr, transposed: tl.constexpr, stages: tl.constexpr,
+    unit_c: tl.constexpr, unit_f: tl.constexpr, transposed: tl.constexpr, rows: tl.constexpr, stages: tl.constexpr,
     group: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr, block_f: tl.constexpr,
 ):  # fmt: skip
-    """y[m, f] = sum over taps and channels of x[m + tap, c] weight[f, tap, c], for groups of neighbours m.
+    """y[m, f] = sum over taps and channels of x[m + tap, c] weight[f, tap, c], for columns of groups of neighbours m.
 
-    ``transposed``: the gradient of the input. x is the output's gradient then, its channels are the weight's filters,
-    and taps are mirrored.
+    A program goes down ``rows`` rows. Each row is read once, and added to the three rows of the output that it touches;
+    three rows at a time, so that no sum changes its registers. ``transposed``: the gradient of the input. x is the
+    output's gradient then, its channels are the weight's filters, and taps are mirrored.
     """
     channels, filters = channels * unit_c, filters * unit_f
     m = tl.program_id(0) * block_m + tl.arange(0, block_m)
-    total = tl.zeros([block_m, group * block_f], tl.float32)
-    for down in tl.range(3, num_stages=stages):  # with 4 all three rows are asked for before the first is waited for
-        values = _neighbours(x, m, groups, channels, down, height, width, group, block_c)
-        weights = _taps(weight, down, channels, filters, transposed, group, block_c, block_f)
-        total = tl.dot(values, weights, total)
-    line, _, column = _places(m, height, width, group)
-    n = tl.arange(0, group * block_f)
-    g, f = n // block_f, n % block_f
-    inside = (m < groups)[:, None] & (column[:, None] + g[None, :] < width) & (f < filters)[None, :]
-    where = ((line * width + column) * filters)[:, None] + (g * filters + f)[None, :]
-    tl.store(y + where, total.to(y.dtype.element_ty), inside)
+    first = tl.program_id(1) * rows
+    stop = first + rows
+    one = tl.zeros([block_m, group * block_f], tl.float32)
+    if rows == 1:
+        for down in tl.range(3, num_stages=stages):
+            values = _read_row(x, m, groups, channels, first + down - 1, height, width, group, block_c)
+            one = tl.dot(values, _taps(weight, down, channels, filters, transposed, group, block_c, block_f), one)
+        _write_row(y, one, m, groups, filters, first, first, stop, height, width, group, block_f)
+    else:
+        top = _taps(weight, 0, channels, filters, transposed, group, block_c, block_f)
+        middle = _taps(weight, 1, channels, filters, transposed, group, block_c, block_f)
+        bottom = _taps(weight, 2, channels, filters, transposed, group, block_c, block_f)
+        two = tl.zeros([block_m, group * block_f], tl.float32)
+        for row in tl.range(first - 1, stop + 1, 3, num_stages=stages):  # one: of the row above, two: of this one
+            values = _read_row(x, m, groups, channels, row, height, width, group, block_c)
+            one = tl.dot(values, bottom, one)
+            two = tl.dot(values, middle, two)
+            three = tl.dot(values, top)
+            _write_row(y, one, m, groups, filters, row - 1, first, stop, height, width, group, block_f)
+            values = _read_row(x, m, groups, channels, row + 1, height, width, group, block_c)
+            two = tl.dot(values, bottom, two)
+            three = tl.dot(values, middle, three)
+            one = tl.dot(values, top)
+            _write_row(y, two, m, groups, filters, row, first, stop, height, width, group, block_f)
+            values = _read_row(x, m, groups, channels, row + 2, height, width, group, block_c)
+            three = tl.dot(values, bottom, three)
+            one = tl.dot(values, middle, one)
+            two = tl.dot(values, top)
+            _write_row(y, three, m, groups, filters, row + 1, first, stop, height, width, group, block_f)
 
 
 @triton.jit
 def _store_taps(
-    parts, total, down, channels, filters, group: tl.constexpr, block_c: tl.constexpr, block_f: tl.constexpr
+    parts, part, total, down, channels, filters, group: tl.constexpr, block_c: tl.constexpr, block_f: tl.constexpr
 ):
     """One row of taps out of products of all that was read together: parts [programs, group, F, 9, C]."""
     k, n = tl.arange(0, SPAN * block_c), tl.arange(0, group * block_f)
     j, c, g, f = k // block_c, k % block_c, n // block_f, n % block_f
     tap = j[:, None] - g[None, :]
     mask = (tap >= 0) & (tap < 3) & (c < channels)[:, None] & (f < filters)[None, :]
-    part = (tl.program_id(0) * group + g) * filters + f
+    part = (part * group + g) * filters + f
     tl.store(parts + (part * 9 + down * 3)[None, :] * channels + tap * channels + c[:, None], total, mask)
+
+
+@triton.jit
+def _read_own(
+    dy, m, groups, filters, row, first, stop, height: tl.constexpr, width: tl.constexpr, group: tl.constexpr,
+    block_f: tl.constexpr,
+):  # fmt: skip
+    where, inside = _place_row(m, groups, filters, row, first, stop, height, width, group, block_f)
+    return tl.load(dy + where, inside, 0.0)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def _weight_partial(
-    x, dy, parts, groups, channels, filters, share,
-    height: tl.constexpr, width: tl.constexpr, unit_c: tl.constexpr, unit_f: tl.constexpr, downs: tl.constexpr,
+    x, dy, parts, groups, channels, filters, share, height: tl.constexpr, width: tl.constexpr,
+    unit_c: tl.constexpr, unit_f: tl.constexpr, downs: tl.constexpr, rows: tl.constexpr, stages: tl.constexpr,
     group: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr, block_f: tl.constexpr,
 ):  # fmt: skip
-    """Sums over this program's ``share`` of groups of x[m + tap, c] dy[m, f], for one row of taps, or for all three."""
+    """Sums over this program's ``share`` of groups and ``rows`` rows of x[m + tap, c] dy[m, f].
+
+    For one row of taps; or for all three: each row of either is read once then.
+    """
     channels, filters = channels * unit_c, filters * unit_f
     start = tl.program_id(0) * share
-    stop = tl.minimum(start + share, groups)
-    first = tl.program_id(1)
-    n = tl.arange(0, group * block_f)
-    g, f = n // block_f, n % block_f
+    end = tl.minimum(start + share, groups)
+    first = tl.program_id(1) * rows
+    stop = first + rows
+    down = tl.program_id(2)
     one = tl.zeros([SPAN * block_c, group * block_f], tl.float32)
     if downs == 3:
         two = tl.zeros([SPAN * block_c, group * block_f], tl.float32)
         three = tl.zeros([SPAN * block_c, group * block_f], tl.float32)
-    for begin in range(start, stop, block_m):
+    for begin in range(start, end, block_m):
         m = begin + tl.arange(0, block_m)
-        line, _, column = _places(m, height, width, group)
-        mask = (m < stop)[:, None] & (column[:, None] + g[None, :] < width) & (f < filters)[None, :]
-        where = ((line * width + column) * filters)[:, None] + (g * filters + f)[None, :]
-        grads = tl.load(dy + where, mask, 0.0)
-        values = _neighbours(x, m, stop, channels, first, height, width, group, block_c)
-        one = tl.dot(tl.trans(values), grads, one)
-        if downs == 3:
-            values = _neighbours(x, m, stop, channels, 1, height, width, group, block_c)
-            two = tl.dot(tl.trans(values), grads, two)
-            values = _neighbours(x, m, stop, channels, 2, height, width, group, block_c)
-            three = tl.dot(tl.trans(values), grads, three)
-    _store_taps(parts, one, first, channels, filters, group, block_c, block_f)
+        if downs == 1:
+            for row in tl.range(first, stop, num_stages=stages):
+                values = _read_row(x, m, end, channels, row + down - 1, height, width, group, block_c)
+                grads = _read_own(dy, m, end, filters, row, first, stop, height, width, group, block_f)
+                one = tl.dot(tl.trans(values), grads, one)
+        else:
+            for row in tl.range(first - 1, stop + 1, num_stages=stages):
+                values = tl.trans(_read_row(x, m, end, channels, row, height, width, group, block_c))
+                below = _read_own(dy, m, end, filters, row + 1, first, stop, height, width, group, block_f)
+                here = _read_own(dy, m, end, filters, row, first, stop, height, width, group, block_f)
+                above = _read_own(dy, m, end, filters, row - 1, first, stop, height, width, group, block_f)
+                one = tl.dot(values, below, one)
+                two = tl.dot(values, here, two)
+                three = tl.dot(values, above, three)
+    part = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    _store_taps(parts, part, one, down, channels, filters, group, block_c, block_f)
     if downs == 3:
-        _store_taps(parts, two, 1, channels, filters, group, block_c, block_f)
-        _store_taps(parts, three, 2, channels, filters, group, block_c, block_f)
+        _store_taps(parts, part, two, 1, channels, filters, group, block_c, block_f)
+        _store_taps(parts, part, three, 2, channels, filters, group, block_c, block_f)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -182,39 +242,34 @@ def _unit(width: int) -> int:
     return 1 if width % 8 else 8
 
 
-def _groups(x: Tensor, group: int) -> int:
-    number, _, height, width = x.shape
-    return number * height * triton.cdiv(width, group)
-
-
 def convolve(x: Tensor, weight: Tensor, *, transposed: bool) -> Tensor:
     """The convolution, or the gradient of its input."""
     number, channels, height, width = x.shape
     filters = weight.shape[1] if transposed else weight.shape[0]
     y = x.new_empty((number, height, width, filters)).permute(0, 3, 1, 2)
     block_c, block_f = _padded(channels), _padded(filters)
-    group, block_m, warps, stages = FORWARD[max(block_c, block_f)]
-    groups = _groups(x, group)
-    _convolve[(triton.cdiv(groups, block_m),)](
+    group, block_m, warps, rows, stages = FORWARD[max(block_c, block_f)]
+    groups = number * triton.cdiv(width, group)
+    _convolve[(triton.cdiv(groups, block_m), triton.cdiv(height, rows))](
         x, weight, y, groups, channels // _unit(channels), filters // _unit(filters), height=height, width=width,
-        unit_c=_unit(channels), unit_f=_unit(filters), transposed=transposed, stages=stages,
+        unit_c=_unit(channels), unit_f=_unit(filters), transposed=transposed, rows=rows, stages=stages,
         group=group, block_m=block_m, block_c=block_c, block_f=block_f, num_warps=warps,
     )  # fmt: skip
     return y
 
 
 def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
-    _, channels, height, width = x.shape
+    number, channels, height, width = x.shape
     filters = dy.shape[1]
     block_c, block_f = _padded(channels), _padded(filters)
-    group, block_m, warps, downs, wanted = WEIGHT[max(block_c, block_f)]
-    groups = _groups(x, group)
-    share = triton.cdiv(triton.cdiv(groups, wanted), block_m) * block_m
+    group, block_m, warps, downs, rows, stages = WEIGHT[max(block_c, block_f)]
+    groups, bands = number * triton.cdiv(width, group), triton.cdiv(height, rows)
+    share = triton.cdiv(triton.cdiv(groups * bands, PROGRAMS), block_m) * block_m
     programs = triton.cdiv(groups, share)
-    parts = torch.empty(programs * group, weight.numel(), device=x.device)
-    _weight_partial[(programs, 3 // downs)](
+    parts = torch.empty(programs * bands * group, weight.numel(), device=x.device)
+    _weight_partial[(programs, bands, 3 // downs)](
         x, dy, parts, groups, channels // _unit(channels), filters // _unit(filters), share, height=height, width=width,
-        unit_c=_unit(channels), unit_f=_unit(filters), downs=downs,
+        unit_c=_unit(channels), unit_f=_unit(filters), downs=downs, rows=rows, stages=stages,
         group=group, block_m=block_m, block_c=block_c, block_f=block_f, num_warps=warps,
     )  # fmt: skip
     total = torch.empty_like(weight)
