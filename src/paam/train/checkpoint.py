@@ -18,7 +18,7 @@ from paam.train.packing import Packed, pack, unpack
 KIND = "checkpoint"
 KEPT = 2
 DELAY = 0.15
-"""Seconds before a write begins. Right behind a checkpoint the processor prepares an epoch, and the GPU waits for it."""
+"""Seconds before a write begins. Right behind a checkpoint an epoch is prepared, and the GPU waits for it."""
 _NAME = re.compile(r"epoch-([0-9]{6,12})-step-([0-9]{6,12})\.safetensors")
 
 Position = tuple[int, int]
