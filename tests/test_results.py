@@ -43,7 +43,7 @@ def test_mean_and_standard_deviation_over_finished_seeds_worked_by_hand(tmp_path
     # Removed: 60, 70 and 65 % of 1,000 parameters; 1,500 of 2,000 MACs.
     removed = ["65.0 %", "75.0 %"]
     paper = "94.28 %, 52.3 %, 49.3 % (Vanilla)"
-    assert list(table) == [LABELS["medium"], LABELS["dense"]]
+    assert list(table) == [LABELS["medium"]]
     assert table[LABELS["medium"]] == ["94.20 % ± 1.31", "0, 1, 2", *removed, str(OWN), paper]
 
 
@@ -51,7 +51,7 @@ def test_one_seed_has_no_deviation_and_rows_follow_the_order_of_the_names(tmp_pa
     for name in ("scratch", "high", "medium", "l1"):
         write(tmp_path / f"{name}-seed0", events())
     table = rows(tables.outcomes(tmp_path, LABELS))
-    assert list(table) == [LABELS[name] for name in ("medium", "high", "l1", "scratch", "dense")]
+    assert list(table) == [LABELS[name] for name in ("medium", "high", "l1", "scratch")]
     assert table[LABELS["high"]][0] == "88.50 %"
     assert table[LABELS["high"]][-1] == "93.10 %, 70.0 %, 74.7 % (KQ)"  # Vanilla's row at this ratio is worse: 92.42
     assert table[LABELS["l1"]][-1] == ""
@@ -83,12 +83,6 @@ def test_epochs_behind_a_network_count_those_of_the_network_it_began_with(tmp_pa
         "free": "6 + unknown",
         "l1": "6 + unknown",
     }
-
-
-def test_the_row_of_the_dense_network_is_its_control(tmp_path):
-    write(tmp_path / "medium-seed0", events())
-    # 2 epochs of warm-up and 2 of control; nothing removed.
-    assert rows(tables.outcomes(tmp_path, LABELS))[LABELS["dense"]][:5] == ["90.00 %", "0", "0.0 %", "0.0 %", "4"]
 
 
 def test_where_accuracy_is_lost(tmp_path):

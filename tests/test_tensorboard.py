@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from events import END, KEPT, SCORES, SELECTION, record
+from events import END, KEPT, SCORES, SELECTION, controlled, record
 from paam.errors import PaamError
 from paam.recipe import load_recipe
 from paam.record import of_kind
@@ -54,6 +54,16 @@ def told(folder: Path, events: list[dict]) -> None:
     with TensorBoardView(folder) as view:
         for event in events:
             view.event(event)
+
+
+@pytest.mark.zoo
+def test_a_dense_control_has_curves_of_its_own(tmp_path):
+    told(tmp_path, controlled())
+    found = read(tmp_path)
+    assert [step for step, _ in scalars(found, "loss")] == [1, 2, 3, 4, 5, 6, 7]
+    assert scalars(found, "control/loss") == [(8, 0.125), (9, 0.125)]
+    assert scalars(found, "control/accuracy/holdout")[0] == (8, pytest.approx(98.46))
+    assert {step for step, _ in scalars(found, "kept/MACs")} == {1, 2, 3, 4, 5, 6, 7}
 
 
 @pytest.mark.zoo

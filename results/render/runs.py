@@ -36,12 +36,12 @@ def given(run: Facts, section: str, key: str) -> str | None:
     return next((word.partition("=")[2] for word in words if word.startswith(f"{section}.{key}=")), None)
 
 
-def epochs_behind(run: Facts, folder: Path, *, control: bool) -> str:
-    """Epochs of training behind the pruned network of a run, or behind its dense control.
+def epochs_behind(run: Facts, folder: Path) -> str:
+    """Epochs of training behind the pruned network of a run.
 
     A network that it began with counts, one that only taught it is named.
     """
-    epochs = sum(epoch.phase in ("warmup", "control") if control else epoch.phase != "control" for epoch in run.epochs)
+    epochs = sum(epoch.phase != "control" for epoch in run.epochs)
     if weights := given(run, "model", "weights"):
         before = _dense_epochs(weights, folder)
         return str(epochs + before) if before is not None else f"{epochs} + unknown"

@@ -16,9 +16,6 @@ from paam.report.words import NOTHING
 from paam.scorers import FIXED
 from render.runs import epochs_behind, experiments, given, runs
 
-CONTROL = "dense"
-"""The row of the dense network that is trained on beside the medium ratio, as long as the pruned one."""
-
 STRONG = {
     "medium": "our recipe, medium ratio",
     "high": "our recipe, high ratio",
@@ -26,7 +23,7 @@ STRONG = {
     "scratch": "control: even widths, from random weights",
     "free": "control: one free logit per filter",
     "widths": "control: the widths our recipe found, filters at random",
-    CONTROL: "control: the dense network, trained on for as long",
+    "dense": "control: nothing removed, the dense network trained on for as long",
 }
 """Names under results/strong in the order of the table. The controls are at the medium ratio."""
 
@@ -47,17 +44,13 @@ PAPER_ABLATIONS = {  # accuracy, parameters removed, FLOPs removed: arXiv 2210.1
 def outcomes(folder: Path, labels: dict[str, str] | None = None) -> str:
     """What came out, beside the paper: one row per experiment, mean over its seeds ± standard deviation."""
     found, labels = experiments(folder), labels or {}
-    if fair := [run for run in found.get("medium", []) if run.fair]:
-        found[CONTROL] = fair
     rows = []
     for name in sorted(found, key=lambda name: [*labels, name].index(name)):
-        seeds, control = found[name], name == CONTROL
-        networks = [run.dense if control else run.pruned for run in seeds]
-        accuracy = spread([network.accuracy for network in networks], lambda mean: f"{mean:.2f} %").shown
+        seeds = found[name]
+        accuracy = spread([run.pruned.accuracy for run in seeds], lambda mean: f"{mean:.2f} %").shown
         numbers = ", ".join(str(run.start.get("seed")) for run in seeds)
-        epochs = ", ".join(dict.fromkeys(epochs_behind(run, folder, control=control) for run in seeds))
-        pairs = list(zip(networks, seeds, strict=True))
-        removed = [_mean(_removed(network, run.dense)[i] for network, run in pairs) for i in (0, 1)]
+        epochs = ", ".join(dict.fromkeys(epochs_behind(run, folder) for run in seeds))
+        removed = [_mean(_removed(run.pruned, run.dense)[i] for run in seeds) for i in (0, 1)]
         rows.append([labels.get(name, name), accuracy, numbers, *removed, epochs, _printed(seeds[0].model, name)])
     head = ["", "test accuracy", "seeds", "parameters removed", "MACs removed", "epochs behind it", "the paper's"]
     return _table(head, rows)

@@ -13,7 +13,7 @@ prune() {
   python3 -m paam prune "$1" --data "$data" --seed "$seed" --out "$out/$2-seed$seed" "${@:3}" > "$out/$2-seed$seed.log" 2>&1
 }
 
-prune $recipe-medium medium --set schedule.control=true &
+prune $recipe-medium medium &
 first=$!
 while [ ! -f "$dense" ]; do
   kill -0 $first || { echo "see $out/medium-seed$seed.log" >&2; exit 1; }
@@ -23,6 +23,8 @@ prune $recipe-high high $began &
 prune $recipe-medium scratch --set schedule.warmup=0 --set schedule.finetune=380 --set distill.teacher="$dense" $even --set prune.scorer=random &
 prune $recipe-medium l1 $began $even --set prune.scorer=l1
 prune $recipe-medium free $began --set prune.scorer=free
+prune $recipe-medium dense $began --keep-macs 1 --keep-params 1 --set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=20 \
+  --set prune.scorer=random
 wait
 prune $recipe-medium widths $began --set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=20 \
   --set prune.scorer=random --set target.widths="$out/medium-seed$seed/plan.json"

@@ -62,14 +62,16 @@ class TensorBoardView:
         elif self.writer is None:
             return  # told again from its start in a moment
         elif kind == "epoch":
+            control = event["phase"] == "control"  # another network: it has curves of its own
             scalars = {
                 "loss": event["loss"],
                 "learning rate": event["lr"],
                 f"accuracy/{self.monitor}": event["accuracy"],
             }
-            scalars |= {"kept/MACs": event["kept_macs"], "kept/parameters": event["kept_params"]}
+            if not control:
+                scalars |= {"kept/MACs": event["kept_macs"], "kept/parameters": event["kept_params"]}
             self.done = event["epoch"] + 1
-            self._scalars(scalars, self.done)
+            self._scalars({f"control/{name}" if control else name: v for name, v in scalars.items()}, self.done)
         elif kind == "scores":
             for layer, scores in event["scores"].items():
                 self.writer.add_histogram(f"scores/{layer}", np.asarray(scores), event["epoch"] + 1)

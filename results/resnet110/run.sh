@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Our recipe on ResNet-110, at the ratio of the paper's medium row of Vanilla: run.sh DATA OUT
+set -euo pipefail
+data=$1 out=$2
+mkdir -p "$out"
+python3 -m paam prune cifar10-resnet56-strong-medium --data "$data" --out "$out/medium-seed0" --set model.name=resnet110 \
+  --keep-macs 0.487 --keep-params 0.451 > "$out/medium-seed0.log" 2>&1
