@@ -23,6 +23,7 @@ from paam.record import environment
 from paam.train.fused import FusedNorm
 from paam.train.kernels import conv
 from paam.train.kernels import norm as norm_kernels
+from paam.train.kernels import weight_gradient as weights
 
 LAYERS = {16: 32, 32: 16, 64: 8}
 """Channels -> side of the feature maps."""
@@ -75,36 +76,37 @@ def convolutions(channels: int, side: int, *, search: bool) -> None:
         "weight gradient": microseconds(library([False, True, False])),
     }
     ours = {
-        "forward": microseconds(lambda n: conv.convolve(inputs[n], weight, transposed=False)),
+        "forward": microseconds(lambda n: conv.convolve(inputs[n], weight)),
         "input gradient": microseconds(lambda n: conv.convolve(grads[n], weight, transposed=True)),
-        "weight gradient": microseconds(lambda n: conv.weight_gradient(inputs[n], grads[n], weight)),
+        "weight gradient": microseconds(lambda n: weights.weight_gradient(inputs[n], grads[n], weight)),
     }
     for name, time in theirs.items():
         print(f"{channels:3d} channels  convolution, {name:16} library {time:6.1f}  ours {ours[name]:6.1f}", flush=True)
     if not search:
         return
-    kept = conv.FORWARD[channels], conv.WEIGHT[channels]
+    kept = conv.FORWARD[channels], weights.WEIGHT[channels]
     found: list[tuple[float, tuple[int, ...]]] = []
-    for conv.FORWARD[channels] in itertools.product((1, 2), (64, 128), (4, 8), (1, 4, 8, 16), (2, 3)):
-        group, block_m, warps, rows, _ = conv.FORWARD[channels]
-        if rows > 1 and group * block_m * channels > warps * 1024:  # more sums than registers
+    groups, rows = {16: ((2,), (1, 4, 8, 16)), 32: ((1, 2), (1, 4, 8, 16)), 64: ((1, 2), (1,))}[channels]
+    for conv.FORWARD[channels] in itertools.product(groups, (64, 128), (4, 8), rows, (2, 3)):
+        group, block_m, warps, *_ = conv.FORWARD[channels]
+        if group * block_m * channels > warps * 2048:  # more sums than registers
             continue
         with contextlib.suppress(OutOfResources):
-            there = microseconds(lambda n: conv.convolve(inputs[n], weight, transposed=False))
+            there = microseconds(lambda n: conv.convolve(inputs[n], weight))
             back = microseconds(lambda n: conv.convolve(grads[n], weight, transposed=True))
             found.append(((there + back) / 2, conv.FORWARD[channels]))
     _show("FORWARD", channels, found)
     found = []
     groups = (1, 2) if channels < 64 else (1,)
-    for conv.WEIGHT[channels] in itertools.product(groups, (32, 64, 128), (4, 8), (1, 3), (4, 8, 16), (3,)):
-        group, _, warps, downs, _, _ = conv.WEIGHT[channels]
+    for weights.WEIGHT[channels] in itertools.product(groups, (32, 64, 128), (4, 8), (1, 3), (4, 8, 16), (3,)):
+        group, _, warps, downs, _, _ = weights.WEIGHT[channels]
         if downs * group * 4 * channels**2 > warps * 8192:  # more sums than registers
             continue
         with contextlib.suppress(OutOfResources):
-            time = microseconds(lambda n: conv.weight_gradient(inputs[n], grads[n], weight))
-            found.append((time, conv.WEIGHT[channels]))
+            time = microseconds(lambda n: weights.weight_gradient(inputs[n], grads[n], weight))
+            found.append((time, weights.WEIGHT[channels]))
     _show("WEIGHT", channels, found)
-    conv.FORWARD[channels], conv.WEIGHT[channels] = kept
+    conv.FORWARD[channels], weights.WEIGHT[channels] = kept
 
 
 def _show(what: str, channels: int, found: list[tuple[float, tuple[int, ...]]]) -> None:

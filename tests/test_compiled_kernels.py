@@ -16,6 +16,8 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from paam.train.kernels import conv, frozen_norm, norm  # noqa: E402
+from paam.train.kernels import weight_gradient as weights  # noqa: E402
+from paam.train.kernels.rows import padded, unit  # noqa: E402
 
 pytestmark = pytest.mark.zoo
 
@@ -64,15 +66,18 @@ def test_norms_read_sixteen_bytes_at_a_time(kernel, channels, capability):
 @pytest.mark.parametrize("width", [11, *conv.FORWARD])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_convolutions_use_tensor_cores_and_read_whole_rows(width, transposed, capability):
-    block = conv._padded(width)
+    block = padded(width)
     group, block_m, warps, rows, stages = conv.FORWARD[block]
-    fixed = {"height": 32, "width": 32, "unit_c": conv._unit(width), "unit_f": conv._unit(width)}
+    fixed = {"height": 32, "width": 32, "unit_c": unit(width), "unit_f": unit(width)}
     fixed |= {
         "group": group,
         "block_m": block_m,
         "block_c": block,
         "block_f": block,
         "transposed": transposed,
+        "has_norm": not transposed,
+        "has_other": not transposed,
+        "has_gate": not transposed,
         "rows": rows,
         "stages": stages,
     }
@@ -84,11 +89,11 @@ def test_convolutions_use_tensor_cores_and_read_whole_rows(width, transposed, ca
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("width", [11, *conv.WEIGHT])
+@pytest.mark.parametrize("width", [11, *weights.WEIGHT])
 def test_gradients_of_weights_use_tensor_cores(width, capability):
-    block = conv._padded(width)
-    group, block_m, warps, downs, rows, stages = conv.WEIGHT[block]
-    fixed = {"height": 32, "width": 32, "unit_c": conv._unit(width), "unit_f": conv._unit(width), "downs": downs}
+    block = padded(width)
+    group, block_m, warps, downs, rows, stages = weights.WEIGHT[block]
+    fixed = {"height": 32, "width": 32, "unit_c": unit(width), "unit_f": unit(width), "downs": downs}
     fixed |= {"group": group, "block_m": block_m, "block_c": block, "block_f": block, "rows": rows, "stages": stages}
-    assert "mma" in assembly(conv._weight_partial, capability, warps, "*bf16", **fixed)
-    assert "add.f32" in assembly(conv._sum_parts, capability, 4, "*bf16", block_p=32, block=128)
+    assert "mma" in assembly(weights._weight_partial, capability, warps, "*bf16", **fixed)
+    assert "add.f32" in assembly(weights._sum_parts, capability, 4, "*bf16", block_p=32, block=128)

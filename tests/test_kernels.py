@@ -19,8 +19,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from paam.errors import RecipeError
 from paam.models import resnet20
 from paam.pruner import Pruner
-from paam.train.fused import FusedNorm, fused
+from paam.train.fused import ConvNorm, FusedNorm, fused
 from paam.train.kernels import conv, norm
+from paam.train.kernels import weight_gradient as weights
 from paam.train.networks import Networks
 
 pytestmark = pytest.mark.zoo
@@ -49,7 +50,7 @@ def assert_alike(found: list[Tensor], wanted: list[Tensor]) -> None:
 )
 def test_convolution_and_its_gradients(monkeypatch, group, downs, rows, channels, filters, height, width, number):
     monkeypatch.setattr(conv, "FORWARD", dict.fromkeys(conv.FORWARD, (group, 16, 4, rows, 3)))
-    monkeypatch.setattr(conv, "WEIGHT", dict.fromkeys(conv.WEIGHT, (group, 16, 4, downs, rows, 3)))
+    monkeypatch.setattr(weights, "WEIGHT", dict.fromkeys(weights.WEIGHT, (group, 16, 4, downs, rows, 3)))
     x = drawn(number, channels, height, width).requires_grad_()
     weight = drawn(filters, channels, 3, 3).requires_grad_()
     y, other = conv.Convolution.apply(x, weight, False), F.conv2d(x, weight, padding=1)
@@ -58,6 +59,28 @@ def test_convolution_and_its_gradients(monkeypatch, group, downs, rows, channels
         [y, *torch.autograd.grad((y * sent).sum(), [x, weight])],
         [other, *torch.autograd.grad((other * sent).sum(), [x, weight])],
     )
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("filters", [5, 32])
+@pytest.mark.parametrize("with_other", [False, True])
+@pytest.mark.parametrize("with_gate", [False, True])
+def test_convolution_norm_sum_relu_and_gate_at_once(monkeypatch, rows, filters, with_other, with_gate):
+    monkeypatch.setattr(conv, "FORWARD", dict.fromkeys(conv.FORWARD, (2, 16, 4, rows, 3)))
+    monkeypatch.setattr(FusedNorm, "forward", None)  # whatever would call it fails
+    first, norm = nn.Conv2d(6, filters, 3, padding=1, bias=False), nn.BatchNorm2d(filters).eval()
+    nn.init.uniform_(norm.weight, 0.5, 1.5)
+    nn.init.normal_(norm.bias)
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    x, other, gate = drawn(3, 6, 5, 7), drawn(3, filters, 5, 7), torch.rand(filters)
+    with torch.no_grad():
+        y = norm(first(x))
+        y = F.relu(y + other if with_other else y) * (gate.view(1, -1, 1, 1) if with_gate else 1)
+        at_once = ConvNorm(conv.FastConv(first, alone=True), FusedNorm(norm))
+        found = at_once(x, other if with_other else None, gate if with_gate else None)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert_alike([found], [y])
 
 
 @pytest.mark.parametrize("channels", [5, 16, 130])
@@ -113,6 +136,9 @@ def test_a_whole_network_in_every_phase():
         for one, other in zip(*results, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()) + 1e-7)
 
+    with pruner.weighting(keep_macs=0.5), torch.no_grad():
+        model.eval()
+        torch.testing.assert_close(quick(x), model(x), rtol=1e-3, atol=1e-4)
     with pruner.dense():
         compare(pruner.network_parameters())
     with pruner.weighting(keep_macs=0.5):

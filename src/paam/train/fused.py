@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from paam.gates import apply_gate
-from paam.train.kernels.conv import FastConv, is_fast
+from paam.train.kernels.conv import Behind, FastConv, is_fast
 from paam.train.kernels.counting import check_countable
 from paam.train.kernels.frozen_norm import FrozenNorm
 from paam.train.kernels.norm import TrainedNorm
@@ -30,7 +30,7 @@ class FusedNorm(nn.Module):
 
     def forward(self, x: Tensor, other: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
         norm = self.norm
-        if not self._knows(x, other, gate):
+        if not self.knows(x, other, gate):
             y = norm(x)
             return apply_gate(F.relu(y if other is None else y + other), gate, 1)
         check_countable(x.numel())
@@ -43,7 +43,7 @@ class FusedNorm(nn.Module):
             result = FrozenNorm.apply(x, other, gate, *affine, norm.eps)  # type: ignore[no-untyped-call]
         return result
 
-    def _knows(self, x: Tensor, other: Tensor | None, gate: Tensor | None) -> bool:
+    def knows(self, x: Tensor, other: Tensor | None, gate: Tensor | None) -> bool:
         """Whether the kernels have every gradient: none into gates with batch statistics, none into a frozen norm."""
         if other is not None and other.shape != x.shape:
             return False
@@ -54,6 +54,24 @@ class FusedNorm(nn.Module):
         if self.norm.training:
             return gate is None or not gate.requires_grad
         return not (self.norm.weight.requires_grad or self.norm.bias.requires_grad)
+
+
+class ConvNorm(nn.Module):
+    """A convolution and the chain behind it: at once where neither statistics nor gradients are wanted."""
+
+    def __init__(self, conv: FastConv, norm: FusedNorm) -> None:
+        super().__init__()
+        self.conv, self.norm = conv, norm
+
+    def forward(self, x: Tensor, other: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+        norm = self.norm.norm
+        same = other is None or other.shape == (x.shape[0], norm.num_features, *x.shape[2:])
+        if norm.training or torch.is_grad_enabled() or not same or not self.conv.knows(x):
+            result: Tensor = self.norm(self.conv(x), other, gate)
+            return result
+        assert norm.running_mean is not None and norm.running_var is not None  # noqa: PT018 - fused() chose such norms
+        affine = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+        return self.conv.with_norm(x, Behind(*affine, norm.eps, other, gate))
 
 
 ADDS = (operator.add, operator.iadd, torch.add)
@@ -73,20 +91,27 @@ def fused(network: fx.GraphModule) -> fx.GraphModule:
     result = fx.GraphModule(network, graph, f"Fused{type(network).__name__}")
     layers = {node: result.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"}
     readers = Counter(id(parameter) for layer in layers.values() for parameter in layer.parameters())
+    fast: dict[fx.Node, FastConv] = {}
     chains = 0
     for place, node in enumerate(list(graph.nodes)):
         layer, name = layers.get(node), f"{HOLDER}.{place}"
         if layer is None or _has_hooks(layer):
             continue
         if isinstance(layer, nn.Conv2d) and is_fast(layer):
-            result.add_submodule(name, FastConv(layer, alone=readers[id(layer.weight)] == 1))
+            fast[node] = FastConv(layer, alone=readers[id(layer.weight)] == 1)
+            result.add_submodule(name, fast[node])
             node.target = name
         elif (chain := _chain(node, layers)) is not None:
             links, other, gate = chain
             chains += 1
-            result.add_submodule(name, FusedNorm(layer))  # type: ignore[arg-type]
+            before: Any = node.args[0]
+            norm = FusedNorm(layer)  # type: ignore[arg-type]
+            with_conv = before in fast and len(before.users) == 1
+            result.add_submodule(name, ConvNorm(fast[before], norm) if with_conv else norm)
+            if with_conv:
+                links, before = [before, *links], before.args[0]
             with graph.inserting_after(links[-1]):
-                joined = graph.call_module(name, (node.args[0], other, gate))
+                joined = graph.call_module(name, (before, other, gate))
             links[-1].replace_all_uses_with(joined)
             for link in reversed(links):
                 graph.erase_node(link)

@@ -1,10 +1,10 @@
-"""3 x 3 convolutions of few channels in Triton: one kernel forward, one for the input's gradient, two for the weight's.
+"""3 x 3 convolutions of few channels in Triton, and those with a frozen norm, sum, ReLU and gate behind them.
 
 Libraries tune for wide layers; up to 64 channels, and with 11 of 16 after pruning, these kernels are faster
 (benchmarks/kernels.py). Weights' gradients are computed beside the rest of the backward pass: nothing waits for them
 but the optimiser.
 
-Shapes: activations are [M, C] with M = N * H * W positions, channels last; weights are [F, 9, C], taps in row order.
+Shapes as in rows.py; weights are [F, 9, C], taps in row order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,6 +21,10 @@ from torch import Tensor, nn
 
 from paam.train.beside import beside, join
 from paam.train.kernels.counting import check_countable
+from paam.train.kernels.frozen_norm import affine
+from paam.train.kernels.norm import channels_last, relu
+from paam.train.kernels.rows import SIZES, SPAN, padded, place_row, read_row, unit
+from paam.train.kernels.weight_gradient import weight_gradient
 
 FORWARD = {16: (2, 64, 4, 16, 2), 32: (2, 64, 4, 4, 2), 64: (2, 64, 4, 1, 2)}
 """Widest side, padded -> positions that are computed together, groups of them, warps, rows, stages of reading.
@@ -28,59 +32,8 @@ FORWARD = {16: (2, 64, 4, 16, 2), 32: (2, 64, 4, 4, 2), 64: (2, 64, 4, 1, 2)}
 Wider layers are left to the library.
 """
 
-WEIGHT = {16: (2, 64, 4, 3, 16, 3), 32: (2, 64, 8, 3, 4, 3), 64: (1, 32, 8, 1, 4, 3)}
-"""The same for weights' gradients, with the rows of taps per program (1 or 3) behind the warps."""
-
-PROGRAMS = 256
-"""Programs that weights' gradients are shared among, at most, where layers are not very high: each leaves a part."""
-
 LARGEST = 32 * 32
 """Positions of an image that these kernels have been measured with, at most: larger ones are left to the library."""
-
-SPAN: tl.constexpr = tl.constexpr(4)
-"""Positions of a row that are read together. A group of one or two neighbours reads that much in each of three rows."""
-
-SIZES = ["groups", "channels", "filters", "share", "programs", "size"]
-"""Numbers that a kernel is not compiled anew for: pruned networks have dozens of them.
-
-Channels and filters are given in units of 8 where that can be: so their rows are known to be readable in whole pieces.
-"""
-
-
-@triton.jit
-def _places(m, width: tl.constexpr, group: tl.constexpr):
-    """Of groups, counted through one row of every image: the image, and the column where the group begins."""
-    across = (width + group - 1) // group
-    return m // across, (m % across) * group
-
-
-@triton.jit
-def _read_row(
-    x, m, groups, channels, row, height: tl.constexpr, width: tl.constexpr, group: tl.constexpr, block_c: tl.constexpr
-):
-    """[groups, SPAN * block_c]: a group and its neighbours to both sides in a row of the image; 0 outside of it."""
-    image, column = _places(m, width, group)
-    k = tl.arange(0, SPAN * block_c)
-    j, c = k // block_c, k % block_c
-    there = (m < groups) & (row >= 0) & (row < height)
-    place = (column - 1)[:, None] + j[None, :]
-    inside = there[:, None] & (place >= 0) & (place < width) & ((j < group + 2) & (c < channels))[None, :]
-    start = ((image * height + row) * width + column - 1) * channels
-    return tl.load(x + start[:, None] + (j * channels + c)[None, :], inside, 0.0)
-
-
-@triton.jit
-def _place_row(
-    m, groups, filters, row, first, stop, height: tl.constexpr, width: tl.constexpr, group: tl.constexpr,
-    block_f: tl.constexpr,
-):  # fmt: skip
-    """[groups, group * block_f]: where the groups' own values lie in a row; which exist, in the rows ``first:stop``."""
-    image, column = _places(m, width, group)
-    n = tl.arange(0, group * block_f)
-    g, f = n // block_f, n % block_f
-    there = (m < groups) & (row >= first) & (row < tl.minimum(stop, height))
-    inside = there[:, None] & (column[:, None] + g[None, :] < width) & (f < filters)[None, :]
-    return (((image * height + row) * width + column) * filters)[:, None] + (g * filters + f)[None, :], inside
 
 
 @triton.jit
@@ -106,17 +59,26 @@ def _taps(
 
 @triton.jit
 def _write_row(
-    y, total, m, groups, filters, row, first, stop, height: tl.constexpr, width: tl.constexpr, group: tl.constexpr,
-    block_f: tl.constexpr,
+    y, total, scale, shift, kept, other, m, groups, filters, row, first, stop,
+    height: tl.constexpr, width: tl.constexpr, has_norm: tl.constexpr, has_other: tl.constexpr,
+    group: tl.constexpr, block_f: tl.constexpr,
 ):  # fmt: skip
-    where, inside = _place_row(m, groups, filters, row, first, stop, height, width, group, block_f)
+    """A row of sums; or of relu(scale * sum + shift + other) * kept, the norm, sum, ReLU and gate behind them."""
+    where, inside = place_row(m, groups, filters, row, first, stop, height, width, group, block_f)
+    if has_norm:
+        total = total * scale[None, :] + shift[None, :]
+        if has_other:
+            total += tl.load(other + where, inside, 0.0).to(tl.float32)
+        total = relu(total) * kept[None, :]
     tl.store(y + where, total.to(y.dtype.element_ty), inside)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def _convolve(
-    x, weight, y, groups, channels, filters, height: tl.constexpr, width: tl.constexpr,
-    unit_c: tl.constexpr, unit_f: tl.constexpr, transposed: tl.constexpr, rows: tl.constexpr, stages: tl.constexpr,
+    x, weight, y, gain, bias, mean, var, other, gate, eps, groups, channels, filters,
+    height: tl.constexpr, width: tl.constexpr, unit_c: tl.constexpr, unit_f: tl.constexpr,
+    transposed: tl.constexpr, has_norm: tl.constexpr, has_other: tl.constexpr, has_gate: tl.constexpr,
+    rows: tl.constexpr, stages: tl.constexpr,
     group: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr, block_f: tl.constexpr,
 ):  # fmt: skip
     """y[m, f] = sum over taps and channels of x[m + tap, c] weight[f, tap, c], for columns of groups of neighbours m.
@@ -129,153 +91,81 @@ def _convolve(
     m = tl.program_id(0) * block_m + tl.arange(0, block_m)
     first = tl.program_id(1) * rows
     stop = first + rows
+    scale, shift, kept = 1.0, 0.0, 1.0
+    if has_norm:
+        f = tl.arange(0, group * block_f) % block_f
+        scale, shift = affine(gain, bias, mean, var, eps, f, f < filters)
+        kept = tl.load(gate + f, f < filters, 0.0) if has_gate else tl.full([group * block_f], 1.0, tl.float32)
     one = tl.zeros([block_m, group * block_f], tl.float32)
     if rows == 1:
         for down in tl.range(3, num_stages=stages):
-            values = _read_row(x, m, groups, channels, first + down - 1, height, width, group, block_c)
+            values = read_row(x, m, groups, channels, first + down - 1, height, width, group, block_c)
             one = tl.dot(values, _taps(weight, down, channels, filters, transposed, group, block_c, block_f), one)
-        _write_row(y, one, m, groups, filters, first, first, stop, height, width, group, block_f)
+        _write_row(
+            y, one, scale, shift, kept, other, m, groups, filters, first, first, stop,
+            height, width, has_norm, has_other, group, block_f,
+        )  # fmt: skip
     else:
         top = _taps(weight, 0, channels, filters, transposed, group, block_c, block_f)
         middle = _taps(weight, 1, channels, filters, transposed, group, block_c, block_f)
         bottom = _taps(weight, 2, channels, filters, transposed, group, block_c, block_f)
         two = tl.zeros([block_m, group * block_f], tl.float32)
         for row in tl.range(first - 1, stop + 1, 3, num_stages=stages):  # one: of the row above, two: of this one
-            values = _read_row(x, m, groups, channels, row, height, width, group, block_c)
+            values = read_row(x, m, groups, channels, row, height, width, group, block_c)
             one = tl.dot(values, bottom, one)
             two = tl.dot(values, middle, two)
             three = tl.dot(values, top)
-            _write_row(y, one, m, groups, filters, row - 1, first, stop, height, width, group, block_f)
-            values = _read_row(x, m, groups, channels, row + 1, height, width, group, block_c)
+            _write_row(
+                y, one, scale, shift, kept, other, m, groups, filters, row - 1, first, stop,
+                height, width, has_norm, has_other, group, block_f,
+            )  # fmt: skip
+            values = read_row(x, m, groups, channels, row + 1, height, width, group, block_c)
             two = tl.dot(values, bottom, two)
             three = tl.dot(values, middle, three)
             one = tl.dot(values, top)
-            _write_row(y, two, m, groups, filters, row, first, stop, height, width, group, block_f)
-            values = _read_row(x, m, groups, channels, row + 2, height, width, group, block_c)
+            _write_row(
+                y, two, scale, shift, kept, other, m, groups, filters, row, first, stop,
+                height, width, has_norm, has_other, group, block_f,
+            )  # fmt: skip
+            values = read_row(x, m, groups, channels, row + 2, height, width, group, block_c)
             three = tl.dot(values, bottom, three)
             one = tl.dot(values, middle, one)
             two = tl.dot(values, top)
-            _write_row(y, three, m, groups, filters, row + 1, first, stop, height, width, group, block_f)
+            _write_row(
+                y, three, scale, shift, kept, other, m, groups, filters, row + 1, first, stop,
+                height, width, has_norm, has_other, group, block_f,
+            )  # fmt: skip
 
 
-@triton.jit
-def _store_taps(
-    parts, part, total, down, channels, filters, group: tl.constexpr, block_c: tl.constexpr, block_f: tl.constexpr
-):
-    """One row of taps out of products of all that was read together: parts [programs, group, F, 9, C]."""
-    k, n = tl.arange(0, SPAN * block_c), tl.arange(0, group * block_f)
-    j, c, g, f = k // block_c, k % block_c, n // block_f, n % block_f
-    tap = j[:, None] - g[None, :]
-    mask = (tap >= 0) & (tap < 3) & (c < channels)[:, None] & (f < filters)[None, :]
-    part = (part * group + g) * filters + f
-    tl.store(parts + (part * 9 + down * 3)[None, :] * channels + tap * channels + c[:, None], total, mask)
+class Behind(NamedTuple):
+    """What is done to a convolution's output: a frozen norm [F], then the sum, ReLU and gate [F]."""
+
+    gain: Tensor
+    bias: Tensor
+    mean: Tensor
+    var: Tensor
+    eps: float
+    other: Tensor | None
+    gate: Tensor | None
 
 
-@triton.jit
-def _read_own(
-    dy, m, groups, filters, row, first, stop, height: tl.constexpr, width: tl.constexpr, group: tl.constexpr,
-    block_f: tl.constexpr,
-):  # fmt: skip
-    where, inside = _place_row(m, groups, filters, row, first, stop, height, width, group, block_f)
-    return tl.load(dy + where, inside, 0.0)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def _weight_partial(
-    x, dy, parts, groups, channels, filters, share, height: tl.constexpr, width: tl.constexpr,
-    unit_c: tl.constexpr, unit_f: tl.constexpr, downs: tl.constexpr, rows: tl.constexpr, stages: tl.constexpr,
-    group: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr, block_f: tl.constexpr,
-):  # fmt: skip
-    """Sums over this program's ``share`` of groups and ``rows`` rows of x[m + tap, c] dy[m, f].
-
-    For one row of taps; or for all three: each row of either is read once then.
-    """
-    channels, filters = channels * unit_c, filters * unit_f
-    start = tl.program_id(0) * share
-    end = tl.minimum(start + share, groups)
-    first = tl.program_id(1) * rows
-    stop = first + rows
-    down = tl.program_id(2)
-    one = tl.zeros([SPAN * block_c, group * block_f], tl.float32)
-    if downs == 3:
-        two = tl.zeros([SPAN * block_c, group * block_f], tl.float32)
-        three = tl.zeros([SPAN * block_c, group * block_f], tl.float32)
-    for begin in range(start, end, block_m):
-        m = begin + tl.arange(0, block_m)
-        if downs == 1:
-            for row in tl.range(first, stop, num_stages=stages):
-                values = _read_row(x, m, end, channels, row + down - 1, height, width, group, block_c)
-                grads = _read_own(dy, m, end, filters, row, first, stop, height, width, group, block_f)
-                one = tl.dot(tl.trans(values), grads, one)
-        else:
-            for row in tl.range(first - 1, stop + 1, num_stages=stages):
-                values = tl.trans(_read_row(x, m, end, channels, row, height, width, group, block_c))
-                below = _read_own(dy, m, end, filters, row + 1, first, stop, height, width, group, block_f)
-                here = _read_own(dy, m, end, filters, row, first, stop, height, width, group, block_f)
-                above = _read_own(dy, m, end, filters, row - 1, first, stop, height, width, group, block_f)
-                one = tl.dot(values, below, one)
-                two = tl.dot(values, here, two)
-                three = tl.dot(values, above, three)
-    part = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-    _store_taps(parts, part, one, down, channels, filters, group, block_c, block_f)
-    if downs == 3:
-        _store_taps(parts, part, two, 1, channels, filters, group, block_c, block_f)
-        _store_taps(parts, part, three, 2, channels, filters, group, block_c, block_f)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def _sum_parts(parts, total, programs, size, block_p: tl.constexpr, block: tl.constexpr):
-    place = tl.program_id(0) * block + tl.arange(0, block)
-    result = tl.zeros([block], tl.float32)
-    for first in range(0, programs, block_p):
-        row = first + tl.arange(0, block_p)
-        mask = (row < programs)[:, None] & (place < size)[None, :]
-        result += tl.sum(tl.load(parts + row[:, None] * size + place[None, :], mask, 0.0), 0)
-    tl.store(total + place, result.to(total.dtype.element_ty), place < size)
-
-
-def _padded(channels: int) -> int:
-    return max(16, triton.next_power_of_2(channels))
-
-
-def _unit(width: int) -> int:
-    return 1 if width % 8 else 8
-
-
-def convolve(x: Tensor, weight: Tensor, *, transposed: bool) -> Tensor:
-    """The convolution, or the gradient of its input."""
+def convolve(x: Tensor, weight: Tensor, *, transposed: bool = False, behind: Behind | None = None) -> Tensor:
+    """The convolution, with what is behind it; or the gradient of its input."""
     number, channels, height, width = x.shape
     filters = weight.shape[1] if transposed else weight.shape[0]
     y = x.new_empty((number, height, width, filters)).permute(0, 3, 1, 2)
-    block_c, block_f = _padded(channels), _padded(filters)
+    block_c, block_f = padded(channels), padded(filters)
     group, block_m, warps, rows, stages = FORWARD[max(block_c, block_f)]
     groups = number * triton.cdiv(width, group)
+    norm = (None,) * 4 if behind is None else behind[:4]
+    eps, other, gate = (1.0, None, None) if behind is None else behind[4:]
     _convolve[(triton.cdiv(groups, block_m), triton.cdiv(height, rows))](
-        x, weight, y, groups, channels // _unit(channels), filters // _unit(filters), height=height, width=width,
-        unit_c=_unit(channels), unit_f=_unit(filters), transposed=transposed, rows=rows, stages=stages,
+        x, weight, y, *norm, other, gate, eps, groups, channels // unit(channels), filters // unit(filters),
+        height=height, width=width, unit_c=unit(channels), unit_f=unit(filters), transposed=transposed,
+        has_norm=behind is not None, has_other=other is not None, has_gate=gate is not None, rows=rows, stages=stages,
         group=group, block_m=block_m, block_c=block_c, block_f=block_f, num_warps=warps,
     )  # fmt: skip
     return y
-
-
-def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
-    number, channels, height, width = x.shape
-    filters = dy.shape[1]
-    block_c, block_f = _padded(channels), _padded(filters)
-    group, block_m, warps, downs, rows, stages = WEIGHT[max(block_c, block_f)]
-    groups, bands = number * triton.cdiv(width, group), triton.cdiv(height, rows)
-    share = triton.cdiv(triton.cdiv(groups * bands, PROGRAMS), block_m) * block_m
-    programs = triton.cdiv(groups, share)
-    parts = torch.empty(programs * bands * group, weight.numel(), device=x.device)
-    _weight_partial[(programs, bands, 3 // downs)](
-        x, dy, parts, groups, channels // _unit(channels), filters // _unit(filters), share, height=height, width=width,
-        unit_c=_unit(channels), unit_f=_unit(filters), downs=downs, rows=rows, stages=stages,
-        group=group, block_m=block_m, block_c=block_c, block_f=block_f, num_warps=warps,
-    )  # fmt: skip
-    total = torch.empty_like(weight)
-    blocks = triton.cdiv(weight.numel(), 32)
-    _sum_parts[(blocks,)](parts, total, len(parts), weight.numel(), block_p=128, block=32, num_warps=4)
-    return total
 
 
 @contextmanager
@@ -303,7 +193,7 @@ class Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, beside: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.beside = beside
-        return convolve(x, weight, transposed=False)
+        return convolve(x, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -327,17 +217,28 @@ class FastConv(nn.Module):
         self.alone = alone
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[2] * x.shape[3] > LARGEST:
+        if not self.knows(x):
             plain: Tensor = self.conv(x)
             return plain
+        x, weight = self._read(x)
+        # Only a gradient that goes straight to the optimiser may be late: not one that is cast or added up on its way.
+        late = self.alone and weight is self.conv.weight and weight.is_cuda
+        result: Tensor = Convolution.apply(x, weight, late)  # type: ignore[no-untyped-call]
+        return result
+
+    def with_norm(self, x: Tensor, behind: Behind) -> Tensor:
+        """Without a gradient: the convolution and what is behind it at once."""
+        other = None if behind.other is None else channels_last(behind.other)
+        return convolve(*self._read(x), behind=behind._replace(other=other))
+
+    def knows(self, x: Tensor) -> bool:
+        return x.shape[2] * x.shape[3] <= LARGEST
+
+    def _read(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Input and weight as the kernels read them."""
         check_countable(x.numel() // x.shape[1] * max(self.conv.weight.shape[:2]))
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-        x = x.to(dtype).contiguous(memory_format=torch.channels_last)
-        weight = self.conv.weight.to(dtype).contiguous(memory_format=torch.channels_last)
-        # Only a gradient that goes straight to the optimiser may be late: not one that is cast or added up on its way.
-        beside = self.alone and weight is self.conv.weight and weight.is_cuda
-        result: Tensor = Convolution.apply(x, weight, beside)  # type: ignore[no-untyped-call]
-        return result
+        return channels_last(x.to(dtype)), channels_last(self.conv.weight.to(dtype))
 
 
 def is_fast(module: nn.Conv2d) -> bool:
@@ -346,5 +247,5 @@ def is_fast(module: nn.Conv2d) -> bool:
         type(module) is nn.Conv2d
         and (module.kernel_size, module.stride, module.padding, module.dilation) == ((3, 3), (1, 1), (1, 1), (1, 1))
         and (module.groups, module.bias, module.padding_mode) == (1, None, "zeros")
-        and _padded(max(module.in_channels, module.out_channels)) in FORWARD
+        and padded(max(module.in_channels, module.out_channels)) in FORWARD
     )

@@ -16,7 +16,7 @@ from paam.train.kernels.norm import Sizes, block, channels_last, relu, tile
 
 
 @triton.jit
-def _affine(weight, bias, running_mean, running_var, eps, column, inside):
+def affine(weight, bias, running_mean, running_var, eps, column, inside):
     """Scale and shift that running statistics make of the norm."""
     scale = tl.load(weight + column, inside, 0.0) / tl.sqrt(tl.load(running_var + column, inside, 1.0) + eps)
     return scale, tl.load(bias + column, inside, 0.0) - tl.load(running_mean + column, inside, 0.0) * scale
@@ -38,7 +38,7 @@ def _forward(
 ):  # fmt: skip
     """relu(bn(x) + other) * gate with running statistics."""
     start, stop, column, inside = tile(rows, positions, channels, block_c)
-    scale, shift = _affine(weight, bias, running_mean, running_var, eps, column, inside)
+    scale, shift = affine(weight, bias, running_mean, running_var, eps, column, inside)
     for first in range(start, stop, block_m):
         place, there = block(first, stop, channels, column, inside, block_m)
         value = _summed(x, other, place, there, scale, shift, has_other)
@@ -55,7 +55,7 @@ def _backward(
 ):  # fmt: skip
     """Gradients into x and other, and partial sums of the gradient into the gate."""
     start, stop, column, inside = tile(rows, positions, channels, block_c)
-    scale, shift = _affine(weight, bias, running_mean, running_var, eps, column, inside)
+    scale, shift = affine(weight, bias, running_mean, running_var, eps, column, inside)
     total = tl.zeros([block_c], tl.float32)
     for first in range(start, stop, block_m):
         place, there = block(first, stop, channels, column, inside, block_m)
