@@ -1,8 +1,8 @@
 """3 x 3 convolutions of few channels in Triton: one kernel forward, one for the input's gradient, two for the weight's.
 
-Libraries tune for wide layers; up to 64 channels, and with 11 of 16 after pruning, these kernels are faster
-(benchmarks/kernels.py). Weights' gradients are computed beside the rest of the backward pass: nothing waits for them
-but the optimiser.
+Libraries tune for wide layers. At 16 channels these kernels are faster, at 32 and 64 about as fast
+(benchmarks/kernels.h200.txt). Weights' gradients are computed beside the rest of the backward pass: nothing waits for
+them but the optimiser.
 
 Shapes: activations are [M, C] with M = N * H * W positions, channels last; weights are [F, 9, C], taps in row order.
 """
@@ -32,7 +32,10 @@ WEIGHT = {16: (2, 64, 4, 3, 132), 32: (2, 64, 4, 1, 44), 64: (1, 32, 8, 1, 44)}
 """Widest side, padded -> positions together, groups at a time, warps, rows of taps per program (1 or 3), programs."""
 
 LARGEST = 32 * 32
-"""Positions of an image that these kernels have been measured with, at most: larger ones are left to the library."""
+"""Positions of an image, at most: larger ones are left to the library.
+
+Measured are 16 channels at 32 x 32, 32 at 16 x 16 and 64 at 8 x 8.
+"""
 
 SPAN: tl.constexpr = tl.constexpr(4)
 """Positions of a row that are read together. A group of one or two neighbours reads that much in each of three rows."""
@@ -102,7 +105,7 @@ def _convolve(
     channels, filters = channels * unit_c, filters * unit_f
     m = tl.program_id(0) * block_m + tl.arange(0, block_m)
     total = tl.zeros([block_m, group * block_f], tl.float32)
-    for down in tl.range(3, num_stages=stages):  # with 4 all three rows are asked for before the first is waited for
+    for down in tl.range(3, num_stages=stages):  # the next row is asked for while one is multiplied
         values = _neighbours(x, m, groups, channels, down, height, width, group, block_c)
         weights = _taps(weight, down, channels, filters, transposed, group, block_c, block_f)
         total = tl.dot(values, weights, total)
@@ -241,13 +244,13 @@ def _join(first: Any, held: tuple[Tensor, ...]) -> None:
 class Convolution(torch.autograd.Function):
     """x [N, C, H, W] and weight [F, C, 3, 3], both channels last and of one dtype.
 
-    ``beside``: the gradient of the weight is ready at the end of the backward pass, and not before.
+    ``late``: the gradient of the weight is ready at the end of the backward pass, and not before.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, beside: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, late: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.beside = beside
+        ctx.late = late
         return convolve(x, weight, transposed=False)
 
     @staticmethod
@@ -256,7 +259,7 @@ class Convolution(torch.autograd.Function):
         dy = grads[0].contiguous(memory_format=torch.channels_last)
         dx = dweight = None
         if ctx.needs_input_grad[1]:
-            with _beside_the_pass(x, dy) if ctx.beside else nullcontext():
+            with _beside_the_pass(x, dy) if ctx.late else nullcontext():
                 dweight = weight_gradient(x, dy, weight)
         if ctx.needs_input_grad[0]:
             dx = convolve(dy, weight, transposed=True)
@@ -280,8 +283,8 @@ class FastConv(nn.Module):
         x = x.to(dtype).contiguous(memory_format=torch.channels_last)
         weight = self.conv.weight.to(dtype).contiguous(memory_format=torch.channels_last)
         # Only a gradient that goes straight to the optimiser may be late: not one that is cast or added up on its way.
-        beside = self.alone and weight is self.conv.weight and weight.is_cuda
-        result: Tensor = Convolution.apply(x, weight, beside)  # type: ignore[no-untyped-call]
+        late = self.alone and weight is self.conv.weight and weight.is_cuda
+        result: Tensor = Convolution.apply(x, weight, late)  # type: ignore[no-untyped-call]
         return result
 
 
