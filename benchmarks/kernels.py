@@ -26,7 +26,9 @@ from paam.train.kernels import norm as norm_kernels
 from paam.train.kernels import weight_gradient as weights
 
 LAYERS = {16: 32, 32: 16, 64: 8}
-"""Channels -> side of the feature maps."""
+"""Channels of ResNet-56 -> side of the feature maps."""
+OTHERS = ((11, 32), (40, 16), (64, 32))
+"""Channels and sides that are timed with the same settings, and not searched for."""
 COPIES = 20
 
 
@@ -81,7 +83,10 @@ def convolutions(channels: int, side: int, *, search: bool) -> None:
         "weight gradient": microseconds(lambda n: weights.weight_gradient(inputs[n], grads[n], weight)),
     }
     for name, time in theirs.items():
-        print(f"{channels:3d} channels  convolution, {name:16} library {time:6.1f}  ours {ours[name]:6.1f}", flush=True)
+        print(
+            f"{channels:3d} channels at {side:2d}  convolution, {name:16} library {time:6.1f}  ours {ours[name]:6.1f}",
+            flush=True,
+        )
     if not search:
         return
     kept = conv.FORWARD[channels], weights.WEIGHT[channels]
@@ -133,7 +138,7 @@ def norms(channels: int, side: int, *, search: bool) -> None:
         return torch.autograd.grad(quick(inputs[n], others[n], mask), [inputs[n], others[n], *leaves], grads[n])
 
     times = f"eager {microseconds(eager):6.1f}  ours {microseconds(ours):6.1f}"
-    print(f"{channels:3d} channels  norm, sum, ReLU, mask: {times}", flush=True)
+    print(f"{channels:3d} channels at {side:2d}  norm, sum, ReLU, mask: {times}", flush=True)
     if search:
         kept = norm_kernels.BLOCK, norm_kernels.PROGRAMS, norm_kernels.WARPS
         found = []
@@ -154,6 +159,8 @@ def main() -> None:
     for channels, side in LAYERS.items():
         convolutions(channels, side, search=options.search)
         norms(channels, side, search=options.search)
+    for channels, side in OTHERS:
+        convolutions(channels, side, search=False)
 
 
 if __name__ == "__main__":

@@ -207,6 +207,15 @@ def test_a_masked_fine_tune_goes_on_to_the_same_bits(stop):
         assert torch.equal(value, resumed.result().state_dict()[name]), name
 
 
+def test_scorers_may_only_be_missing_once_they_are_not_needed():
+    made = run(engine(recipe(), masked=True), 0, 2)
+    tensors, header = made.state(2)
+    tensors = {name: value for name, value in tensors.items() if not name.startswith("gated/scorers")}
+    header["layouts"] = {part: layout for part, layout in header["layouts"].items() if part != "gated/scorers"}
+    with pytest.raises(RuntimeError, match="Missing key"):
+        engine(recipe(), masked=True).restore(2, tensors, header)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("epoch", range(1, 7))
 def test_a_checkpoint_goes_on_in_another_memory_layout(tmp_path, epoch, masked):

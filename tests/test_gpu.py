@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 from paam.data import Augmentation, Split
+from paam.graph.modes import evaluating
 from paam.models import resnet20
 from paam.pruner import Pruner
 from paam.recipe import recipe_from_tree
 from paam.schedule import phase_at
 from paam.train.batches import Normalization, TrainingBatches
 from paam.train.engine import Engine
+from paam.train.evaluation import Monitor
 
 pytestmark = [
     pytest.mark.gpu,
@@ -139,7 +141,7 @@ def test_fast_runs_agree_with_the_plain_one_within_bfloat16_noise(plain, allowed
 def test_gradients_of_fused_kernels_are_as_near_to_float32_as_those_of_torch(phase):
     """Layer by layer: both ways round to bfloat16, so both miss the true gradient by about as much, over eight batches.
 
-    One batch is not enough to say so: a norm has sixteen scales, and what they miss is a matter of chance.
+    One batch is not enough to say so: a norm may have no more than sixteen scales.
     """
     from paam.train.fused import fused
 
@@ -174,6 +176,37 @@ def test_gradients_of_fused_kernels_are_as_near_to_float32_as_those_of_torch(pha
         worst = max(worst, missed / (allowed + 1e-12))
         assert missed <= 2 * allowed + 1e-3 * float(exact.norm()) + 1e-8, names[parameter]
     show(f"{phase}: fused misses float32 by at most", {"times what torch misses": worst})
+
+
+@pytest.mark.parametrize("mode", ["dense", "weighting"])
+def test_fused_and_captured_evaluation_counts_as_the_plain_one_does(mode):
+    """Labels are the network's own answers in float32: every count is high, and a wrong one is not.
+
+    Images differ in colour and logits have no mean, so that answers differ too.
+    """
+    from paam.train.fused import fused
+
+    torch.manual_seed(0)
+    images = torch.randn(4, 500, 3, 32, 32, device="cuda") + torch.randn(4, 500, 3, 1, 1, device="cuda")
+    pruner = Pruner(resnet20().cuda().to(memory_format=torch.channels_last), images[0, :1], inplace=True)
+    model, quick = pruner.model, fused(pruner.model)
+    with pruner.dense():
+        model.train()
+        for batch in images:
+            model(batch)  # running statistics
+    with pruner.dense() if mode == "dense" else pruner.weighting(keep_macs=0.5):
+        with evaluating(model), torch.inference_mode():
+            model.linear.bias.data -= torch.cat([model(batch) for batch in images]).mean(0)
+            batches = [(batch, model(batch).argmax(1)) for batch in images]
+        counts = [
+            Monitor(batches, bfloat16=True, capture=capture)(network, "weight")
+            for network, capture in ((model, False), (quick, False), (quick, True))
+        ]
+    show(f"{mode}: evaluated in bfloat16", dict(zip(("plain", "fused", "captured and fused"), counts, strict=True)))
+    assert max(torch.cat([labels for _, labels in batches]).bincount()) < 1400  # of 2,000
+    assert counts[0] > 95
+    assert counts[1] == counts[2]
+    assert abs(counts[1] - counts[0]) < 1.5
 
 
 def test_the_gpu_does_what_the_cpu_does_in_float32():

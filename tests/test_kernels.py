@@ -17,6 +17,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs Triton's interpreter: make test-zoo", allow_module_level=True)
 
 from paam.errors import RecipeError
+from paam.graph.modes import evaluating
 from paam.models import resnet20
 from paam.pruner import Pruner
 from paam.train.fused import ConvNorm, FusedNorm, fused
@@ -215,6 +216,20 @@ def test_teacher_and_control_answer_as_the_dense_network_does():
         torch.manual_seed(1)  # of its dropout
         found.append(network(x))
     torch.testing.assert_close(*found)
+
+
+def test_one_fused_network_serves_all_phases_and_follows_the_gates():
+    made, x = networks(resnet20()), drawn(2, 3, 6, 6)
+    quick, model = made.quick("warmup"), made.pruner.model
+    assert made.quick("weight") is made.quick("score") is quick
+    found = []
+    with evaluating(quick), torch.inference_mode():
+        for mode in (made.pruner.dense(), made.pruner.scoring(), made.pruner.weighting(keep_macs=0.3)):
+            with mode:
+                quick.eval()
+                found.append(quick(x))
+                torch.testing.assert_close(found[-1], model(x), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(found[0], found[2])
 
 
 def test_a_compacted_network_is_fused_too():

@@ -109,12 +109,29 @@ def test_what_is_written_is_what_was_there_when_it_was_asked_for(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_write_that_is_waited_for_begins_at_once(tmp_path, monkeypatch):
+def test_a_write_begins_later_or_as_soon_as_it_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "DELAY", 1e6)
-    with CheckpointWriter(tmp_path) as saver:
-        saver.save((1, 0), {"a": torch.ones(3)}, {})
-        saver.save((2, 0), {"a": torch.ones(3)}, {})
-    assert len(checkpoints(tmp_path)) == 2
+    begun = threading.Event()
+    saver = CheckpointWriter(tmp_path, before=begun.set)
+    saver.save((1, 0), {"a": torch.ones(3)}, {})
+    assert not begun.wait(0.3)
+    waiting = threading.Thread(target=saver.wait, daemon=True)
+    waiting.start()
+    waiting.join(timeout=60)
+    assert not waiting.is_alive()
+    assert len(checkpoints(tmp_path)) == 1
+
+
+def test_writes_that_follow_each_other_closely_are_not_put_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "DELAY", 1e6)
+    monkeypatch.setattr(checkpoint.time, "monotonic", iter([0.0, 0.1]).__next__)
+    begun = threading.Event()
+    saver = CheckpointWriter(tmp_path, before=begun.set)
+    saver.save((1, 0), {"a": torch.ones(3)}, {})
+    saver.finish()
+    begun.clear()
+    saver.save((2, 0), {"a": torch.ones(3)}, {})  # a tenth of a second later: put off by a fortieth
+    assert begun.wait(60)
 
 
 def full_disk(*arguments: object) -> None:

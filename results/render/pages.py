@@ -38,10 +38,10 @@ def strong(results: Path) -> str:
         return ""
     where = tables.losses(folder, tables.STRONG)
     lost = f"### Where accuracy is lost\n\nAccuracy at the end of each stage ({tables.measured_on(runs(folder))}).\n\n"
+    controls = " and its controls at the medium ratio" if "control: " in table else ""
     return (
         "## ResNet-56 on CIFAR-10, our recipe\n\n"
-        "`cifar10-resnet56-strong` and its controls at the medium ratio, where there are some (`results/strong/run.sh`;"
-        f" each record has its own command), on {_hardware(folder)}. {SPREAD}\n\n"
+        f"`cifar10-resnet56-strong`{controls}, on {_hardware(folder)}; each record has its own command. {SPREAD}\n\n"
         f"{table}\n{lost + where + chr(10) if where else ''}"
     )
 
@@ -121,7 +121,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "resnet110": resnet110,
     "paper": lambda results: tables.outcomes(results / "paper"),
     "paper-figures": figures("paper"),
-    "proxies": lambda results: tables.looks(results / "proxies"),
+    "proxies": lambda results: tables.looks(results / "proxies", cuts_of_fixed=False),
     "ablations": ablations,
     "short": lambda results: tables.short(results / "short"),
     "unfinished": unfinished,

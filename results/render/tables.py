@@ -85,15 +85,18 @@ BEGUN_WITH = "dense"
 """A run of a folder of short looks whose dense network the others begin with: it is none of them."""
 
 
-def looks(folder: Path) -> str:
-    """Short looks at which filters to keep, best first; the held-out accuracy of the last epoch that ran."""
+def looks(folder: Path, *, cuts_of_fixed: bool = True) -> str:
+    """Short looks at which filters to keep, best first; the held-out accuracy of the last epoch that ran.
+
+    ``cuts_of_fixed``: whether the accuracy after a cut by a scorer that learns nothing is right in these records.
+    """
     rows = []
     for run in (run for run in runs(folder) if run.name != BEGUN_WITH):
         last, cuts = _last(run), [cycle.accuracy for cycle in run.cycles]
-        # Of scorers that learn nothing the accuracy after a cut is wrong in these records: see docs/results.md.
-        fixed = mapping(run.recipe.get("prune")).get("scorer") in FIXED
-        cut = "" if fixed else _percent(cuts[-1] if cuts else None, 1)
-        rows.append((last.accuracy, [run.name, _percent(last.accuracy, 2), cut, *_removed_by(last), _epochs(run)]))
+        known = cuts_of_fixed or mapping(run.recipe.get("prune")).get("scorer") not in FIXED
+        cut = _percent(cuts[-1], 1) if cuts and known else ""
+        cells = [run.name, _percent(last.accuracy, 2), cut, *_removed_by(last), _epochs(run)]
+        rows.append((-1.0 if last.accuracy is None else last.accuracy, cells))
     head = ["", "held-out accuracy", "right after the last cut", "parameters removed", "MACs removed", "epochs"]
     return _table(head, [row for _, row in sorted(rows, reverse=True)])
 

@@ -20,11 +20,13 @@ while [ ! -f "$dense" ]; do
   sleep 2
 done
 prune $recipe-high high $began &
+second=$!
 prune $recipe-medium scratch --set schedule.warmup=0 --set schedule.finetune=380 --set distill.teacher="$dense" $even --set prune.scorer=random &
+third=$!
 prune $recipe-medium l1 $began $even --set prune.scorer=l1
 prune $recipe-medium free $began --set prune.scorer=free
 prune $recipe-medium dense $began --keep-macs 1 --keep-params 1 --set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=20 \
   --set prune.scorer=random
-wait
+for run in $first $second $third; do wait "$run"; done
 prune $recipe-medium widths $began --set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=20 \
   --set prune.scorer=random --set target.widths="$out/medium-seed$seed/plan.json"

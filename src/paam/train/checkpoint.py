@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from paam.train.packing import Packed, pack, unpack
 KIND = "checkpoint"
 KEPT = 2
 DELAY = 0.15
-"""Seconds before a write begins. Right behind a checkpoint an epoch is prepared, and the GPU waits for it."""
+"""Seconds before a write begins, at most. Right behind a checkpoint an epoch is prepared, and the GPU waits for it."""
 _NAME = re.compile(r"epoch-([0-9]{6,12})-step-([0-9]{6,12})\.safetensors")
 
 Position = tuple[int, int]
@@ -39,6 +41,7 @@ class CheckpointWriter:
         self._before = before
         self._thread: threading.Thread | None = None
         self._wanted = threading.Event()
+        self._last = -math.inf
         self._failure: Exception | None = None
 
     def __enter__(self) -> CheckpointWriter:
@@ -51,8 +54,11 @@ class CheckpointWriter:
         """Take a copy of a state and begin to write it."""
         self.finish()
         self._wanted.clear()
+        # Where checkpoints follow each other closely there must be time left to write them.
+        now = time.monotonic()
+        delay, self._last = min(DELAY, (now - self._last) / 4), now
         # A daemon: a process that is told to end at once does not wait for a disk.
-        arguments = (position, snapshot(tensors), dict(header))
+        arguments = (position, snapshot(tensors), dict(header), delay)
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -74,8 +80,8 @@ class CheckpointWriter:
         self.wait()
         self.check()
 
-    def _write(self, position: Position, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-        self._wanted.wait(DELAY)
+    def _write(self, position: Position, tensors: dict[str, Tensor], header: dict[str, Any], delay: float) -> None:
+        self._wanted.wait(delay)
         try:
             self._before()
             write_checkpoint(self.directory, position, tensors, header)

@@ -33,6 +33,9 @@ from paam.train.packing import as_tensors, from_tensors, pack
 from paam.train.pause import Pause, copies, differing, random_state
 from paam.train.steps import Loss, compiled, make_loss, make_step
 
+ALTERNATING: tuple[PhaseName, ...] = ("warmup", "score", "weight")
+"""Phases before the last cut."""
+
 Emit = Callable[[dict[str, Any]], None]
 Evaluate = Callable[[nn.Module, PhaseName], float]
 """A network and the phase that it is in -> its accuracy in percent."""
@@ -257,7 +260,7 @@ class Engine:
     def state(self, epoch: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and plain data that :meth:`restore` needs to go on with ``epoch``, or in it after a stop."""
         current = phase_at(self.recipe.schedule, epoch - (self.pause is None)).name
-        alternating = current in ("warmup", "score", "weight")
+        alternating = current in ALTERNATING
         parts = self.networks.state(scored=alternating)
         for name, optimizer in self.optimizers.items():
             if name == current or (alternating and name in ("score", "weight")):
@@ -283,7 +286,8 @@ class Engine:
         parts = from_tensors(tensors, header["layouts"])
         # A fine-tune goes on as it was begun, on whatever device.
         self.networks.masked = header.get("masked", self.networks.masked)
-        self.networks.restore(parts)
+        current = phase_at(self.recipe.schedule, epoch - ("pause" not in parts)).name
+        self.networks.restore(parts, scored=current in ALTERNATING)
         if "pause" in parts:
             device = next(self.pruner.model.parameters()).device
             self.pause = Pause.from_tensors(parts["pause"], header["seconds"], device)

@@ -27,6 +27,9 @@ class Monitor:
         self._counts: dict[PhaseName, Step] = {}
 
     def __call__(self, model: nn.Module, phase: PhaseName) -> float:
+        for other in [name for name in self._counts if name != phase]:
+            if other == "warmup" or phase in ("finetune", "control"):
+                del self._counts[other]  # over, and a captured one holds a GPU's memory
         if phase not in self._counts:
 
             def count(images: Tensor, labels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A network whose training steps go through kernels of our own, written in Triton.
+"""A network that trains and is evaluated through kernels of our own, written in Triton.
 
 Small networks on a large GPU are limited by how many kernels there are and by how often they read their input: see
 kernels/norm.py and kernels/conv.py.

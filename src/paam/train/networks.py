@@ -17,7 +17,7 @@ from paam.train.packing import Packed, pack, unpack
 
 class Networks:
     """``masked``: the small network is fine-tuned inside the gated one. ``bfloat16``: networks read rounded weights.
-    ``fused``: training steps go through kernels of our own.
+    ``fused``: steps and evaluations go through kernels of our own.
     """
 
     def __init__(self, pruner: Pruner, *, masked: bool = False, bfloat16: bool = False, fused: bool = False) -> None:
@@ -123,7 +123,7 @@ class Networks:
             parts[f"{network}/{kind}"] = Packed([block.detach() for block in flat.blocks], flat.layout)
         return parts
 
-    def restore(self, parts: dict[str, dict[str, Tensor]]) -> None:
+    def restore(self, parts: dict[str, dict[str, Tensor]], *, scored: bool) -> None:
         """Take up what :meth:`state` handed out, unpacked."""
         whole: dict[str, dict[str, Tensor]] = {}
         for part, tensors in parts.items():
@@ -134,8 +134,8 @@ class Networks:
             self.small = self.pruner.compact()
             self.small.load_state_dict(whole["small"])
         else:
-            scorers = self._flats["scorers"].layout if "scorers" in self._flats else ()
-            as_they_are = {name: value for name, value in self.pruner.model.state_dict().items() if name in scorers}
+            over = self._flats["scorers"].layout if not scored and "scorers" in self._flats else ()
+            as_they_are = {name: value for name, value in self.pruner.model.state_dict().items() if name in over}
             self.pruner.model.load_state_dict(as_they_are | whole["gated"])
         if "control" in whole:
             self.control = self.dense()

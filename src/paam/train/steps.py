@@ -36,6 +36,7 @@ def make_loss(
 
     ``at_once``: teacher and network compute beside each other, on a GPU.
     """
+    teaching = distill or DistillSettings()
 
     def loss_of(images: Tensor, labels: Tensor) -> Tensor:
         # Casts cached by autocast would outlive a captured graph.
@@ -45,11 +46,11 @@ def make_loss(
                     wanted = teacher(images)
             logits = network(images)
             loss = F.cross_entropy(logits, labels)
-            if teacher is not None and distill is not None:
+            if teacher is not None:
                 if at_once:
                     join(images.device)
-                drawn = distillation(logits, wanted, distill.temperature)
-                loss = torch.lerp(loss.to(drawn.dtype), drawn, distill.weight)
+                drawn = distillation(logits, wanted, teaching.temperature)
+                loss = torch.lerp(loss.to(drawn.dtype), drawn, teaching.weight)
         return loss if penalty is None else loss + penalty()
 
     return loss_of

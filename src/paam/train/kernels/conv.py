@@ -1,8 +1,7 @@
 """3 x 3 convolutions of few channels in Triton, and those with a frozen norm, sum, ReLU and gate behind them.
 
-Libraries tune for wide layers; up to 64 channels, and with 11 of 16 after pruning, these kernels are faster
-(benchmarks/kernels.py). Weights' gradients are computed beside the rest of the backward pass: nothing waits for them
-but the optimiser.
+Libraries tune for wide layers, and so these are for few channels (benchmarks/kernels.h200.txt). Weights' gradients are
+computed beside the rest of the backward pass: nothing waits for them but the optimiser.
 
 Shapes as in rows.py; weights are [F, 9, C], taps in row order.
 """
@@ -33,7 +32,7 @@ Wider layers are left to the library.
 """
 
 LARGEST = 32 * 32
-"""Positions of an image that these kernels have been measured with, at most: larger ones are left to the library."""
+"""Positions of an image, at most: larger ones are left to the library."""
 
 
 @triton.jit
@@ -186,13 +185,13 @@ def _join(first: Any, held: tuple[Tensor, ...]) -> None:
 class Convolution(torch.autograd.Function):
     """x [N, C, H, W] and weight [F, C, 3, 3], both channels last and of one dtype.
 
-    ``beside``: the gradient of the weight is ready at the end of the backward pass, and not before.
+    ``late``: the gradient of the weight is ready at the end of the backward pass, and not before.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, beside: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, late: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.beside = beside
+        ctx.late = late
         return convolve(x, weight)
 
     @staticmethod
@@ -201,7 +200,7 @@ class Convolution(torch.autograd.Function):
         dy = grads[0].contiguous(memory_format=torch.channels_last)
         dx = dweight = None
         if ctx.needs_input_grad[1]:
-            with _beside_the_pass(x, dy) if ctx.beside else nullcontext():
+            with _beside_the_pass(x, dy) if ctx.late else nullcontext():
                 dweight = weight_gradient(x, dy, weight)
         if ctx.needs_input_grad[0]:
             dx = convolve(dy, weight, transposed=True)

@@ -1,6 +1,7 @@
 """Batch norm with running statistics, residual sum, ReLU and gate in one: one kernel forward, one backward.
 
-For score phases, in which the network stands still and gates are analog, and for teachers. Shapes as in norm.py.
+For score phases, in which the network stands still and gates are analog, for teachers and for evaluation. Shapes as in
+norm.py.
 """
 
 from __future__ import annotations
