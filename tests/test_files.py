@@ -24,6 +24,7 @@ from torch import nn
 import paam
 from paam.errors import ArtifactError, PaamError
 from paam.files import write_atomically
+from paam.graph.trace import trace
 from paam.models import resnet20, resnet32
 from paam.plan import Kept, Plan
 from paam.record import RecordWriter, of_kind, read_record
@@ -595,6 +596,36 @@ def small_files(tmp_path_factory) -> Path:
 @pytest.fixture
 def copied(small_files, tmp_path) -> Path:
     return Path(shutil.copytree(small_files, tmp_path / "copied"))
+
+
+def test_artifacts_outlive_how_torch_describes_its_layers(small_files, monkeypatch):
+    """Between 2.11 and 2.13 the text of a batch norm has changed."""
+    monkeypatch.setattr(nn.BatchNorm2d, "extra_repr", lambda self: "in other words")
+    monkeypatch.setattr(nn.Conv2d, "__repr__", lambda self: "a layer")
+    paam.load(small_files, tiny())
+
+
+def test_the_fingerprint_of_a_known_network_stays():
+    """Files of an older paam must be readable: whoever changes this breaks every plan that was ever written."""
+    assert trace(resnet20(), torch.zeros(1, 3, 32, 32)).fingerprint == "b99aa399a114a8c7"
+
+
+PAIRS = {
+    "slope": (nn.LeakyReLU(0.1), nn.LeakyReLU(0.2)),
+    "pool": (nn.MaxPool2d(2), nn.AvgPool2d(2)),
+    "stride": (nn.MaxPool2d(3, 1, 1), nn.MaxPool2d(3, 2, 1)),
+    "border": (nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect")),
+    "groups": (nn.GroupNorm(1, 3), nn.GroupNorm(3, 3)),
+    "ceil": (nn.MaxPool2d(2), nn.MaxPool2d(2, ceil_mode=True)),
+    "inside": (nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU6())),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_layers_without_other_tensors_have_fingerprints_of_their_own(pair):
+    one, other, again = (trace(nn.Sequential(layer), torch.zeros(1, 3, 8, 8)).fingerprint for layer in (*pair, pair[0]))
+    assert one != other
+    assert one == again
 
 
 @pytest.mark.parametrize("other", [{"stride": 2}, {"act": nn.Tanh}], ids=["stride", "activation"])

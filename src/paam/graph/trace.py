@@ -6,7 +6,7 @@ import hashlib
 import math
 import operator
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -52,17 +52,46 @@ class Traced:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identifies architecture, not weights: the graph, its layers, the name and shape of every tensor."""
+        """Identifies architecture, not weights: the graph, its layers, the name and shape of every tensor.
+
+        It is the same with every version of torch: no text of torch's own is in it, such as a layer's repr.
+        """
+        number = {node: place for place, node in enumerate(self.module.graph.nodes)}
         lines = []
-        for node in self.module.graph.nodes:
-            # A module's repr tells what its tensors do not: strides, padding, kind of activation.
-            what = self.module.get_submodule(node.target) if node.op == "call_module" else function_name(node.target)
-            where = node.target if node.op == "call_module" else ""
-            lines.append(f"{node.op} {where} {what} {node.args} {node.kwargs}")
+        for node, place in number.items():
+            args, kwargs = fx.map_arg((node.args, _said(node.kwargs)), lambda other: f"%{number[other]}")
+            layer = node.op == "call_module"
+            what = settings_of(self.module.get_submodule(node.target)) if layer else function_name(node.target)
+            lines.append(f"{place} {node.op} {node.target if layer else ''} {what} {args} {kwargs}")
         lines += [f"{name} {tuple(value.shape)}" for name, value in self.model.state_dict().items()]
         if (earlier := recall_plan(self.model)) is not None:  # which channels its index maps connect
             lines.append(earlier.digest)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+SETTINGS = (
+    *("align_corners", "alpha", "approximate", "beta", "ceil_mode", "count_include_pad", "dilation", "dim"),
+    *("divisor_override", "downscale_factor", "end_dim", "eps", "groups", "k", "kernel_size", "lambd", "max_val"),
+    *("min_val", "mode", "negative_slope", "norm_type", "normalized_shape", "num_groups", "num_heads"),
+    *("output_padding", "output_size", "p", "padding", "padding_mode", "scale_factor", "size", "start_dim", "stride"),
+    *("threshold", "transposed", "unflattened_size", "upscale_factor", "value"),
+)
+"""Attributes of torch's layers that say what their tensors do not: strides, padding, the shape of an activation."""
+
+
+def settings_of(layer: nn.Module) -> str:
+    """What a layer does: the kind and the settings of it and of all layers in it."""
+    parts = []
+    for name, part in layer.named_modules():
+        values = {key: getattr(part, key) for key in SETTINGS if hasattr(part, key)}
+        plain = {key: value for key, value in values.items() if isinstance(value, str | int | float | tuple | list)}
+        parts.append(f"{name} {type(part).__name__} {_said(plain)}")
+    return "; ".join(parts)
+
+
+def _said(values: Mapping[str, Any]) -> dict[str, Any]:
+    """In order, without None and False: what one version of torch says so, another leaves out."""
+    return {key: value for key, value in sorted(values.items()) if value is not None and value is not False}
 
 
 def trace(model: nn.Module, example_inputs: Tensor | Sequence[Tensor], ignore: Sequence[str] = ()) -> Traced:
