@@ -54,6 +54,7 @@ def test_norms_read_sixteen_bytes_at_a_time(kernel, channels, capability):
     every = {
         "has_other": True,
         "has_gate": True,
+        "has_origin": True,
         "block_c": channels,
         "block_m": norm.BLOCK // channels,
         "block_p": 128,
@@ -64,8 +65,8 @@ def test_norms_read_sixteen_bytes_at_a_time(kernel, channels, capability):
 
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("width", [11, *conv.FORWARD])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_convolutions_use_tensor_cores_and_read_whole_rows(width, transposed, capability):
+@pytest.mark.parametrize("kind", ["backward", "norm", "sums"])
+def test_convolutions_use_tensor_cores_and_read_whole_rows(width, kind, capability):
     block = padded(width)
     group, block_m, warps, rows, stages = conv.FORWARD[block]
     fixed = {"height": 32, "width": 32, "unit_c": unit(width), "unit_f": unit(width)}
@@ -74,18 +75,18 @@ def test_convolutions_use_tensor_cores_and_read_whole_rows(width, transposed, ca
         "block_m": block_m,
         "block_c": block,
         "block_f": block,
-        "transposed": transposed,
-        "has_norm": not transposed,
-        "has_other": not transposed,
-        "has_gate": not transposed,
+        "transposed": kind == "backward",
+        "has_norm": kind == "norm",
+        "has_other": kind == "norm",
+        "has_gate": kind == "norm",
+        "has_sums": kind == "sums",
         "rows": rows,
         "stages": stages,
     }
     ptx = assembly(conv._convolve, capability, warps, "*bf16", **fixed)
     assert "mma" in ptx
-    assert bool(re.search(r"cp\.async\.cg\.shared\.global", ptx)) == (
-        width % 8 == 0
-    )  # sixteen bytes, past the registers
+    sixteen_bytes = bool(re.search(r"cp\.async\.cg\.shared\.global", ptx))  # past the registers
+    assert sixteen_bytes == (width % 8 == 0)
 
 
 @pytest.mark.parametrize("capability", [80, 90])

@@ -21,7 +21,7 @@ from paam.graph.modes import evaluating
 from paam.models import resnet20
 from paam.pruner import Pruner
 from paam.train.fused import ConvNorm, FusedNorm, fused
-from paam.train.kernels import conv, norm
+from paam.train.kernels import conv, fast_conv, norm
 from paam.train.kernels import weight_gradient as weights
 from paam.train.networks import Networks
 
@@ -54,7 +54,11 @@ def test_convolution_and_its_gradients(monkeypatch, group, downs, rows, channels
     monkeypatch.setattr(weights, "WEIGHT", dict.fromkeys(weights.WEIGHT, (group, 16, 4, downs, rows, 3)))
     x = drawn(number, channels, height, width).requires_grad_()
     weight = drawn(filters, channels, 3, 3).requires_grad_()
-    y, other = conv.Convolution.apply(x, weight, False), F.conv2d(x, weight, padding=1)
+    around = torch.randn(filters)
+    (y, partial, origin), other = fast_conv.Convolution.apply(x, weight, False, around), F.conv2d(x, weight, padding=1)
+    away = other - around.view(1, -1, 1, 1)
+    assert_alike([partial.sum(0), origin], [torch.stack([away.sum((0, 2, 3)), (away**2).sum((0, 2, 3))]), around])
+    assert_alike([fast_conv.Convolution.apply(x, weight, False, None)[0]], [other])
     sent = drawn(*y.shape)
     assert_alike(
         [y, *torch.autograd.grad((y * sent).sum(), [x, weight])],
@@ -78,7 +82,7 @@ def test_convolution_norm_sum_relu_and_gate_at_once(monkeypatch, rows, filters, 
     with torch.no_grad():
         y = norm(first(x))
         y = F.relu(y + other if with_other else y) * (gate.view(1, -1, 1, 1) if with_gate else 1)
-        at_once = ConvNorm(conv.FastConv(first, alone=True), FusedNorm(norm))
+        at_once = ConvNorm(fast_conv.FastConv(first, alone=True), FusedNorm(norm))
         found = at_once(x, other if with_other else None, gate if with_gate else None)
     assert found.is_contiguous(memory_format=torch.channels_last)
     assert_alike([found], [y])
@@ -123,7 +127,7 @@ def test_a_whole_network_in_every_phase():
         nn.init.normal_(parameter)
     quick = fused(model)
     assert sum(isinstance(layer, FusedNorm) for layer in quick.modules()) == 19
-    assert sum(isinstance(layer, conv.FastConv) for layer in quick.modules()) == 17  # all but the two of stride 2
+    assert sum(isinstance(layer, fast_conv.FastConv) for layer in quick.modules()) == 17  # all but the two of stride 2
 
     def compare(leaves: list[nn.Parameter]) -> None:
         model.train()
@@ -287,19 +291,21 @@ def test_a_weight_that_is_read_twice_has_no_late_gradient():
 
     model = Twice()
     quick = fused(torch.fx.symbolic_trace(model))
-    alone = {layer.conv is model.conv: layer.alone for layer in quick.modules() if isinstance(layer, conv.FastConv)}
+    alone = {
+        layer.conv is model.conv: layer.alone for layer in quick.modules() if isinstance(layer, fast_conv.FastConv)
+    }
     assert alone == {True: False, False: True}
 
 
 def test_large_images_are_left_to_the_library(monkeypatch):
-    monkeypatch.setattr(conv, "convolve", None)  # whatever would call it fails
+    monkeypatch.setattr(fast_conv, "convolve", None)  # whatever would call it fails
     layer = nn.Conv2d(3, 8, 3, padding=1, bias=False)
     images = drawn(1, 3, 33, 32)
-    torch.testing.assert_close(conv.FastConv(layer, alone=True)(images), layer(images))
+    torch.testing.assert_close(fast_conv.FastConv(layer, alone=True)(images), layer(images))
 
 
 def test_a_layer_too_large_to_count_is_refused():
-    layer = conv.FastConv(nn.Conv2d(3, 64, 3, padding=1, bias=False), alone=True)
+    layer = fast_conv.FastConv(nn.Conv2d(3, 64, 3, padding=1, bias=False), alone=True)
     images = torch.empty(1, device="meta").expand(2**16, 3, 2**5, 2**5)  # countable, unlike what comes out of it
     with pytest.raises(RecipeError, match=r"train\.fused=false"):
         layer(images)
