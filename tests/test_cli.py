@@ -791,6 +791,13 @@ def _digits_network(run: Path) -> torch.nn.Module:
     return build_model(tomllib.loads((run / "recipe.toml").read_text())["model"]["name"], num_classes=10, in_channels=1)
 
 
+def test_a_name_in_square_brackets_is_printed_as_it_is(cli, run):
+    Path("odd[").mkdir()
+    done = cli("export", str(run), "--format=safetensors", "--out=odd[/q][bold].safetensors")
+    assert not done.code
+    assert done.out.startswith("odd[/q][bold].safetensors  (")
+
+
 def test_an_exported_file_that_is_damaged_is_refused(cli, run):
     cli("export", str(run), "--format=safetensors", "--out=small.safetensors")
     content = Path("small.safetensors").read_bytes()

@@ -226,6 +226,9 @@ def test_the_plan_of_another_network_is_refused(plan_file, tmp_path) -> None:
     for other in (prepare(resnet20(num_classes=7), IMAGE), NETWORKS["vgg16_bn"]):
         with pytest.raises(ArtifactError, match="another architecture"):
             select(other, random_scores(other, 0), Target(widths=str(path)))
+    tied = prepare(resnet20(), IMAGE, streams="tied")
+    with pytest.raises(ArtifactError, match="streams 'independent', here .*'tied'; set .*prune.streams"):
+        select(tied, random_scores(tied, 0), Target(widths=str(path)))
     with pytest.raises(PaamError, match="nowhere.json"):
         select(NETWORKS["resnet20"], scores, Target(widths=str(tmp_path / "nowhere.json")))
     path.write_bytes(path.read_bytes()[:-40])

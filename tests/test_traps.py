@@ -212,7 +212,7 @@ def test_models_in_training_mode() -> None:
     """Constants are read in evaluation mode, whatever mode the model came in; it stays in that mode."""
 
     def dropped(m: Net, y: Tensor) -> Tensor:
-        return F.dropout(torch.sigmoid(y), 0.5, m.training)
+        return F.dropout(torch.dropout(torch.sigmoid(y), 0.3, m.training), 0.5, m.training)
 
     model = lively(Net(dropped)).train()
     x = images(2)

@@ -3,9 +3,10 @@
 set -euo pipefail
 data=$1 out=$2
 mkdir -p "$out"
+source "$(dirname "$0")/../queue.sh"
 runs=()
 for name in kq-medium kq-high vanilla-medium vanilla-high; do
-  python3 -m paam prune cifar10-resnet56-$name --data "$data" --out "$out/$name-seed0" > "$out/$name-seed0.log" 2>&1 &
+  prune_into "$out/$name-seed0" cifar10-resnet56-$name --data "$data" &
   runs+=($!)
 done
 for run in "${runs[@]}"; do wait "$run"; done

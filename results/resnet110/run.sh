@@ -3,5 +3,5 @@
 set -euo pipefail
 data=$1 out=$2
 mkdir -p "$out"
-python3 -m paam prune cifar10-resnet56-strong-medium --data "$data" --out "$out/medium-seed0" --set model.name=resnet110 \
-  --keep-macs 0.487 --keep-params 0.451 > "$out/medium-seed0.log" 2>&1
+source "$(dirname "$0")/../queue.sh"
+prune_into "$out/medium-seed0" cifar10-resnet56-strong-medium --data "$data" --set model.name=resnet110 --keep-macs 0.487 --keep-params 0.451

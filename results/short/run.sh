@@ -6,7 +6,7 @@ set -euo pipefail
 data=$1 seed=$2
 common=(--data "$data" --keep-macs 0.5 --seed "$seed" --device cuda 
         --set schedule.warmup=15 --set schedule.cycles=4 --set schedule.score=2 --set schedule.weight=4
-        --set schedule.finetune=60)
+        --set schedule.finetune=60 --set train.compile=false)
 mkdir -p runs
 nvidia-cuda-mps-control -d || true
 for scorer in kq vanilla free; do

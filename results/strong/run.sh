@@ -9,14 +9,15 @@ recipe=cifar10-resnet56-strong
 dense=$out/medium-seed$seed/dense.safetensors
 began="--set model.weights=$dense --set schedule.warmup=0"
 even="--set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=20 --set target.uniform=true --set target.floor=0.0"
+source "$(dirname "$0")/../queue.sh"
 prune() {
-  python3 -m paam prune "$1" --data "$data" --seed "$seed" --out "$out/$2-seed$seed" "${@:3}" > "$out/$2-seed$seed.log" 2>&1
+  prune_into "$out/$2-seed$seed" "$1" --data "$data" --seed "$seed" "${@:3}"
 }
 
 prune $recipe-medium medium &
 first=$!
 while [ ! -f "$dense" ]; do
-  kill -0 $first || { echo "see $out/medium-seed$seed.log" >&2; exit 1; }
+  kill -0 $first || exit 1
   sleep 2
 done
 prune $recipe-high high $began &

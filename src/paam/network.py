@@ -76,6 +76,11 @@ class Network:
                 f"The plan was made for another architecture (fingerprint {plan.fingerprint}, this model has"
                 f" {self.traced.fingerprint}); build the model that it was made for."
             )
+        if (plan.placement, plan.streams) != (self.placement, self.streams):
+            raise ArtifactError(
+                f"The plan was made with placement '{plan.placement}' and streams '{plan.streams}', here they are"
+                f" '{self.placement}' and '{self.streams}'; set prune.placement and prune.streams to the plan's."
+            )
         widths = {group.name: group.width for group in self.groups}
         if {name: kept.width for name, kept in plan.groups.items()} != widths:
             raise ArtifactError("The plan's groups are not those of this model; it was edited or is damaged.")

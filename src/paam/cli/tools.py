@@ -76,7 +76,7 @@ def export(
     out = out or run_directory / EXPORTS.get(format, "")
     export_model(opened.small, opened.example(2), out, format)
     console = Console()
-    console.print(f"{out}  ({out.stat().st_size / 1e6:.2f} MB)", highlight=False)
+    console.print(f"{out}  ({out.stat().st_size / 1e6:.2f} MB)", highlight=False, markup=False, soft_wrap=True)
     console.print(_how_to_load(out, format, opened), highlight=False, markup=False, soft_wrap=True)
 
 

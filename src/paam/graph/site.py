@@ -136,8 +136,8 @@ class Site:
         code = f" (`{line}`)" if (line := _own_line(self.node)) and self.node.op != "call_module" else ""
         return GraphError(
             f"paam does not know how channels flow through {what} at {where}{code}: {why}."
-            " Replace that operation, leave its part of the network alone with ignore=[...], or add a rule for it in"
-            " paam/graph/rules.py."
+            " Replace that operation, leave the submodule that holds it alone with ignore=[...], or add a rule for it"
+            " in paam/graph/rules.py."
         )
 
 

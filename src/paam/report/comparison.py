@@ -129,6 +129,7 @@ def row(family: Family) -> list[Cell]:
         for run in runs
         if run.fair and run.pruned.accuracy is not None and run.dense.accuracy is not None
     ]
+    epochs = [sum(epoch.phase != "control" for epoch in run.epochs) for run in runs]  # that is another network's
     gain = Cell(against_dense(runs[0]), None)
     if fair:
         gain = spread(fair, lambda mean: f"{signed(mean)} points")
@@ -139,7 +140,7 @@ def row(family: Family) -> list[Cell]:
         spread([_removed(run.kept_params) for run in runs], lambda mean: f"{signed(mean, 1)} %", 1),
         spread([_removed(run.kept_macs) for run in runs], lambda mean: f"{signed(mean, 1)} %", 1),
         spread([run.speed_up for run in runs], lambda mean: f"{mean:.2f} {TIMES}"),
-        Cell(", ".join(dict.fromkeys(str(len(run.epochs)) for run in runs)), float(len(runs[0].epochs))),
+        Cell(", ".join(dict.fromkeys(map(str, epochs))), float(epochs[0])),
     ]
 
 

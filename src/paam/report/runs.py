@@ -180,7 +180,9 @@ def _state(row: RunRow) -> Text:
 def _accuracy(row: RunRow) -> str:
     if row.accuracy is None:
         return ""
-    where = "" if row.measured_on == "test" else f" ({MONITORS.get(row.measured_on or '', clean(row.measured_on))})"
+    where = f" ({MONITORS.get(row.measured_on or '', clean(row.measured_on))})"
+    if row.measured_on == "test":
+        where = "" if row.state == "finished" else " (test, so far)"
     control = "" if row.control_accuracy is None else f", {control_line(row.control_accuracy)}"
     return f"{row.accuracy:.2f} %{where}{control}"
 

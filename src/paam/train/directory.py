@@ -190,7 +190,8 @@ def find_changes(out: Path, events: list[Event], recipe: Recipe, seed: int) -> C
     if refused:
         raise ArtifactError(
             f"The run in {out} was started with another recipe or seed ({', '.join(refused)}); repeat its command and"
-            " add --resume. Only the optimisers' settings, prune.penalty and [train] may change on the way."
+            " add --resume, or give another --out. Only the optimisers' settings, prune.penalty and [train] may change"
+            " on the way."
         )
     if changes and of_kind(events, "end"):
         raise ArtifactError(f"The run in {out} is finished; {', '.join(changes)} cannot change any more.")
