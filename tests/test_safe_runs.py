@@ -132,6 +132,7 @@ def test_writes_that_follow_each_other_closely_are_not_put_off(tmp_path, monkeyp
     begun.clear()
     saver.save((2, 0), {"a": torch.ones(3)}, {})  # a tenth of a second later: put off by a fortieth
     assert begun.wait(60)
+    saver.finish()
 
 
 def full_disk(*arguments: object) -> None:

@@ -41,7 +41,7 @@ def epochs_behind(run: Facts, folder: Path) -> str:
 
     A network that it began with counts, one that only taught it is named.
     """
-    epochs = sum(epoch.phase != "control" for epoch in run.epochs)
+    epochs = len(run.own_epochs)
     if weights := given(run, "model", "weights"):
         before = _dense_epochs(weights, folder)
         return str(epochs + before) if before is not None else f"{epochs} + unknown"

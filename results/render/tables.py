@@ -194,7 +194,7 @@ def _triple(row: tuple[float, float, float]) -> str:
 
 def _last(run: Facts) -> Epoch:
     """The last epoch of the run's own network: the dense control is another one."""
-    return [epoch for epoch in run.epochs if epoch.phase != "control"][-1]
+    return run.own_epochs[-1]
 
 
 def _epochs(run: Facts) -> str:

@@ -11,6 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 PhaseName = Literal["warmup", "score", "weight", "finetune", "control"]
+BEFORE_FINETUNE: tuple[PhaseName, ...] = ("warmup", "score", "weight")
+
+
+def is_over(earlier: PhaseName, phase: PhaseName) -> bool:
+    """Whether none of an earlier phase's epochs follows, once another phase has begun."""
+    return earlier != phase and (earlier == "warmup" or phase not in BEFORE_FINETUNE)
 
 
 def section_of(phase: PhaseName) -> PhaseName:

@@ -21,6 +21,7 @@ from paam.models import MODELS, build_model
 from paam.network import prepare
 from paam.plan import LARGEST_INPUT
 from paam.record import environment
+from paam.report.plain import put
 from paam.report.tables import comparison_table, inspection_table
 from paam.speed import compare
 from paam.train.device import find_device
@@ -75,9 +76,8 @@ def export(
     opened = open_run(run_directory)
     out = out or run_directory / EXPORTS.get(format, "")
     export_model(opened.small, opened.example(2), out, format)
-    console = Console()
-    console.print(f"{out}  ({out.stat().st_size / 1e6:.2f} MB)", highlight=False, markup=False, soft_wrap=True)
-    console.print(_how_to_load(out, format, opened), highlight=False, markup=False, soft_wrap=True)
+    put(f"{out}  ({out.stat().st_size / 1e6:.2f} MB)")
+    put(_how_to_load(out, format, opened))
 
 
 @app.command(

@@ -7,7 +7,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -154,12 +153,11 @@ def sweep(
     for job in planned:
         load_recipe(job.arguments[0], dict(parse_override(text) for text in _after(job.arguments, "--set")))
     console = Console()
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     at_once = jobs or (4 if on_gpu else 1)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, it must reach the runs
     try:
         with shared_gpu(on_gpu and at_once > 1):
-            codes = run_jobs(planned, at_once, say)
+            codes = run_jobs(planned, at_once, put)
     except KeyboardInterrupt:
         complain("Stopped; the same command goes on from what the runs have saved.")
         raise typer.Exit(130) from None
@@ -169,7 +167,7 @@ def sweep(
     ends = results(done)
     console.print(sweep_table({job.variant: ends.get(job.variant, []) for job in planned}))
     if done:
-        say(f"a page of them:  paam report {shlex.quote(str(out))}/*/ -o report.html")
+        put(f"a page of them:  paam report {shlex.quote(str(out))}/*/ -o report.html")
     failed = [path.name for path, code in codes.items() if code]
     if failed:
         complain(f"{len(failed)} of {len(codes)} runs failed: {', '.join(failed)}; their .log files say why.")

@@ -54,7 +54,7 @@ class Traced:
     def fingerprint(self) -> str:
         """Identifies architecture, not weights: the graph, its layers, the name and shape of every tensor.
 
-        It is the same with every version of torch: no text of torch's own is in it, such as a layer's repr.
+        Made to outlive versions of torch: none of the texts that torch may change is in it, such as a layer's repr.
         """
         number = {node: place for place, node in enumerate(self.module.graph.nodes)}
         lines = []

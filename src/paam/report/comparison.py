@@ -129,7 +129,7 @@ def row(family: Family) -> list[Cell]:
         for run in runs
         if run.fair and run.pruned.accuracy is not None and run.dense.accuracy is not None
     ]
-    epochs = [sum(epoch.phase != "control" for epoch in run.epochs) for run in runs]  # that is another network's
+    epochs = [len(run.own_epochs) for run in runs]
     gain = Cell(against_dense(runs[0]), None)
     if fair:
         gain = spread(fair, lambda mean: f"{signed(mean)} points")

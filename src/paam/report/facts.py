@@ -119,6 +119,11 @@ class Facts:
         return share(self.pruned.params, self.dense.params)
 
     @property
+    def own_epochs(self) -> list[Epoch]:
+        """Without those of the dense control, which is another network."""
+        return [epoch for epoch in self.epochs if epoch.phase != "control"]
+
+    @property
     def fair(self) -> bool:
         return self.trained == SAME_EPOCHS
 

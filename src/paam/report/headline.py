@@ -43,7 +43,7 @@ def _accuracy(facts: Facts) -> Card:
 
 def _so_far(facts: Facts) -> list[str]:
     """The accuracy after the last epoch of the network itself; the dense control is another network."""
-    seen = [epoch for epoch in facts.epochs if epoch.accuracy is not None and epoch.phase != "control"]
+    seen = [epoch for epoch in facts.own_epochs if epoch.accuracy is not None]
     if not seen:
         return []
     measured = MONITORS.get(text(facts.start.get("monitor")))

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from paam.plan import Plan
 from paam.pruner import Pruner
 from paam.recipe import Recipe
-from paam.schedule import Phase, PhaseName, learning_rate, phase_at, section_of
+from paam.schedule import BEFORE_FINETUNE, Phase, PhaseName, is_over, learning_rate, phase_at, section_of
 from paam.select import Selection
 from paam.settings import OptimizerSettings
 from paam.train.batches import epoch_seed
@@ -32,9 +32,6 @@ from paam.train.optimizers import build_optimizer, load_optimizer_state, optimiz
 from paam.train.packing import as_tensors, from_tensors, pack
 from paam.train.pause import Pause, copies, differing, random_state
 from paam.train.steps import Loss, compiled, make_loss, make_step
-
-ALTERNATING: tuple[PhaseName, ...] = ("warmup", "score", "weight")
-"""Phases before the last cut."""
 
 Emit = Callable[[dict[str, Any]], None]
 Evaluate = Callable[[nn.Module, PhaseName], float]
@@ -161,7 +158,7 @@ class Engine:
             self.networks.small = self.pruner.compact()
         elif phase.name == "control":
             self.networks.control = self.networks.dense()
-        over = [name for name in self.steps if name == "warmup" or phase.name in ("finetune", "control")]
+        over = [name for name in self.steps if is_over(name, phase.name)]
         for name in [*over, *([phase.name] if self._settings(phase.name).reset else [])]:
             self.optimizers.pop(name, None)
             self.steps.pop(name, None)  # a captured step holds a GPU's memory
@@ -260,7 +257,7 @@ class Engine:
     def state(self, epoch: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and plain data that :meth:`restore` needs to go on with ``epoch``, or in it after a stop."""
         current = phase_at(self.recipe.schedule, epoch - (self.pause is None)).name
-        alternating = current in ALTERNATING
+        alternating = current in BEFORE_FINETUNE
         parts = self.networks.state(scored=alternating)
         for name, optimizer in self.optimizers.items():
             if name == current or (alternating and name in ("score", "weight")):
@@ -270,7 +267,7 @@ class Engine:
         header: dict[str, Any] = {  # not by asdict(), which copies the plan filter by filter
             "selection": None if chosen is None else {**vars(chosen), "plan": chosen.plan.to_json()}
         }
-        if current in ("finetune", "control"):
+        if not alternating:
             header["masked"] = self.networks.masked
         if self.pause is not None:
             parts["pause"] = pack(self.pause.tensors())
@@ -287,7 +284,7 @@ class Engine:
         # A fine-tune goes on as it was begun, on whatever device.
         self.networks.masked = header.get("masked", self.networks.masked)
         current = phase_at(self.recipe.schedule, epoch - ("pause" not in parts)).name
-        self.networks.restore(parts, scored=current in ALTERNATING)
+        self.networks.restore(parts, scored=current in BEFORE_FINETUNE)
         if "pause" in parts:
             device = next(self.pruner.model.parameters()).device
             self.pause = Pause.from_tensors(parts["pause"], header["seconds"], device)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from paam.errors import DataError
 from paam.graph.modes import evaluating
-from paam.schedule import PhaseName
+from paam.schedule import PhaseName, is_over
 from paam.train.capture import CapturedStep, Step
 
 
@@ -27,9 +27,8 @@ class Monitor:
         self._counts: dict[PhaseName, Step] = {}
 
     def __call__(self, model: nn.Module, phase: PhaseName) -> float:
-        for other in [name for name in self._counts if name != phase]:
-            if other == "warmup" or phase in ("finetune", "control"):
-                del self._counts[other]  # over, and a captured one holds a GPU's memory
+        for over in [earlier for earlier in self._counts if is_over(earlier, phase)]:
+            del self._counts[over]  # a captured one holds a GPU's memory
         if phase not in self._counts:
 
             def count(images: Tensor, labels: Tensor) -> Tensor:

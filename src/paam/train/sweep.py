@@ -63,7 +63,7 @@ def jobs_of(
     return jobs
 
 
-def run_jobs(jobs: Sequence[Job], at_once: int, say: Callable[[str], None]) -> dict[Path, int]:
+def run_jobs(jobs: Sequence[Job], at_once: int, say: Callable[[str], object]) -> dict[Path, int]:
     """Run all, ``at_once`` at a time, each writing to DIR.log beside its directory; exit code by directory.
 
     A run that is finished is not run again, one that was cut goes on. An interrupt reaches the runs, and they save.
