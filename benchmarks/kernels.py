@@ -3,7 +3,7 @@
     python benchmarks/kernels.py [--search]      --search also times other block sizes than the ones in use
 
 Calls are captured in a CUDA graph of many copies, so that launching them costs nothing; several sets of inputs take
-turns, so that they do not all lie in the cache. Our convolution forward also adds up what a norm needs of its output.
+turns, so that they do not all lie in the cache.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ def convolutions(channels: int, side: int, *, search: bool) -> None:
     inputs, grads = activations(channels, side), activations(channels, side)
     weight = torch.randn(channels, channels, 3, 3, device="cuda", dtype=torch.bfloat16)
     weight = weight.to(memory_format=torch.channels_last)
-    around = torch.zeros(channels, device="cuda")
 
     def library(mask: list[bool]) -> Callable[[int], object]:
         rest = ([0], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, mask)
@@ -79,7 +78,7 @@ def convolutions(channels: int, side: int, *, search: bool) -> None:
         "weight gradient": microseconds(library([False, True, False])),
     }
     ours = {
-        "forward": microseconds(lambda n: conv.convolve_and_sum(inputs[n], weight, around)),
+        "forward": microseconds(lambda n: conv.convolve(inputs[n], weight)),
         "input gradient": microseconds(lambda n: conv.convolve(grads[n], weight, transposed=True)),
         "weight gradient": microseconds(lambda n: weights.weight_gradient(inputs[n], grads[n], weight)),
     }
@@ -98,7 +97,7 @@ def convolutions(channels: int, side: int, *, search: bool) -> None:
         if group * block_m * channels > warps * 2048:  # more sums than registers
             continue
         with contextlib.suppress(OutOfResources):
-            there = microseconds(lambda n: conv.convolve_and_sum(inputs[n], weight, around))
+            there = microseconds(lambda n: conv.convolve(inputs[n], weight))
             back = microseconds(lambda n: conv.convolve(grads[n], weight, transposed=True))
             found.append(((there + back) / 2, conv.FORWARD[channels]))
     _show("FORWARD", channels, found)

@@ -54,7 +54,6 @@ def test_norms_read_sixteen_bytes_at_a_time(kernel, channels, capability):
     every = {
         "has_other": True,
         "has_gate": True,
-        "has_origin": True,
         "block_c": channels,
         "block_m": norm.BLOCK // channels,
         "block_p": 128,
@@ -65,7 +64,7 @@ def test_norms_read_sixteen_bytes_at_a_time(kernel, channels, capability):
 
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("width", [11, *conv.FORWARD])
-@pytest.mark.parametrize("kind", ["backward", "norm", "sums"])
+@pytest.mark.parametrize("kind", ["forward", "backward", "norm"])
 def test_convolutions_use_tensor_cores_and_read_whole_rows(width, kind, capability):
     block = padded(width)
     group, block_m, warps, rows, stages = conv.FORWARD[block]
@@ -79,7 +78,6 @@ def test_convolutions_use_tensor_cores_and_read_whole_rows(width, kind, capabili
         "has_norm": kind == "norm",
         "has_other": kind == "norm",
         "has_gate": kind == "norm",
-        "has_sums": kind == "sums",
         "rows": rows,
         "stages": stages,
     }

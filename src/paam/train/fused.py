@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from paam.gates import apply_gate
-from paam.train.kernels.conv import Behind, Sums
+from paam.train.kernels.conv import Behind
 from paam.train.kernels.counting import check_countable
 from paam.train.kernels.fast_conv import FastConv, is_fast
 from paam.train.kernels.frozen_norm import FrozenNorm
@@ -29,10 +29,7 @@ class FusedNorm(nn.Module):
         super().__init__()
         self.norm = norm
 
-    def forward(
-        self, x: Tensor, other: Tensor | None = None, gate: Tensor | None = None, sums: Sums | None = None
-    ) -> Tensor:
-        """``sums``: of x, if they are known already."""
+    def forward(self, x: Tensor, other: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
         norm = self.norm
         if not self.knows(x, other, gate):
             y = norm(x)
@@ -41,7 +38,7 @@ class FusedNorm(nn.Module):
         affine = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
         result: Tensor
         if norm.training:
-            tail = (norm.num_batches_tracked, norm.momentum, norm.eps, *(sums or (None, None)))
+            tail = (norm.num_batches_tracked, norm.momentum, norm.eps)
             result = TrainedNorm.apply(x, other, gate, *affine, *tail)  # type: ignore[no-untyped-call]
         else:
             result = FrozenNorm.apply(x, other, gate, *affine, norm.eps)  # type: ignore[no-untyped-call]
@@ -61,10 +58,7 @@ class FusedNorm(nn.Module):
 
 
 class ConvNorm(nn.Module):
-    """A convolution and the chain behind it: at once where neither statistics nor gradients are wanted.
-
-    Otherwise the convolution adds up what the statistics need.
-    """
+    """A convolution and the chain behind it: at once where neither statistics nor gradients are wanted."""
 
     def __init__(self, conv: FastConv, norm: FusedNorm) -> None:
         super().__init__()
@@ -72,16 +66,11 @@ class ConvNorm(nn.Module):
 
     def forward(self, x: Tensor, other: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
         norm = self.norm.norm
-        assert norm.running_mean is not None and norm.running_var is not None  # noqa: PT018 - fused() chose such norms
-        result: Tensor
-        if norm.training and self.conv.knows(x):
-            y, sums = self.conv.with_sums(x, norm.running_mean)
-            result = self.norm(y, other, gate, sums)
-            return result
         same = other is None or other.shape == (x.shape[0], norm.num_features, *x.shape[2:])
         if norm.training or torch.is_grad_enabled() or not same or not self.conv.knows(x):
-            result = self.norm(self.conv(x), other, gate)
+            result: Tensor = self.norm(self.conv(x), other, gate)
             return result
+        assert norm.running_mean is not None and norm.running_var is not None  # noqa: PT018 - fused() chose such norms
         affine = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
         return self.conv.with_norm(x, Behind(*affine, norm.eps, other, gate))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,7 +17,7 @@ from paam.train.kernels.frozen_norm import affine
 from paam.train.kernels.norm import relu
 from paam.train.kernels.rows import SIZES, SPAN, padded, place_row, read_row, unit
 
-FORWARD = {16: (2, 64, 4, 16, 2), 32: (2, 64, 4, 4, 2), 64: (2, 64, 4, 1, 2)}
+FORWARD = {16: (2, 64, 4, 16, 3), 32: (2, 128, 4, 1, 2), 64: (2, 64, 4, 1, 2)}
 """Widest side, padded -> positions that are computed together, groups of them, warps, rows, stages of reading.
 
 Wider layers are left to the library.
@@ -48,44 +47,25 @@ def _taps(
 
 @triton.jit
 def _write_row(
-    y, total, sums, squares, scale, shift, kept, other, m, groups, filters, row, first, stop,
+    y, total, scale, shift, kept, other, m, groups, filters, row, first, stop,
     height: tl.constexpr, width: tl.constexpr,
-    has_norm: tl.constexpr, has_other: tl.constexpr, has_sums: tl.constexpr, group: tl.constexpr, block_f: tl.constexpr,
+    has_norm: tl.constexpr, has_other: tl.constexpr, group: tl.constexpr, block_f: tl.constexpr,
 ):  # fmt: skip
-    """A row of products; or of relu(scale * product + shift + other) * kept, the norm, sum, ReLU and gate behind them.
-
-    Returns what is added up for statistics: values, around -shift, and their squares.
-    """
+    """A row of products; or of relu(scale * product + shift + other) * kept: norm, sum, ReLU and gate behind them."""
     where, inside = place_row(m, groups, filters, row, first, stop, height, width, group, block_f)
     if has_norm:
         total = total * scale[None, :] + shift[None, :]
         if has_other:
             total += tl.load(other + where, inside, 0.0).to(tl.float32)
         total = relu(total) * kept[None, :]
-    value = total.to(y.dtype.element_ty)
-    tl.store(y + where, value, inside)
-    if has_sums:
-        away = tl.where(inside, value.to(tl.float32) + shift[None, :], 0.0)
-        sums += away
-        squares += away * away
-    return sums, squares
-
-
-@triton.jit
-def _store_sums(partial, sums, squares, filters, group: tl.constexpr, block_f: tl.constexpr):
-    """This program's part of the statistics: partial [programs, 2, F]."""
-    f = tl.arange(0, block_f)
-    place = partial + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * 2 * filters + f
-    tl.store(place, tl.sum(tl.reshape(tl.sum(sums, 0), (group, block_f)), 0), f < filters)
-    tl.store(place + filters, tl.sum(tl.reshape(tl.sum(squares, 0), (group, block_f)), 0), f < filters)
+    tl.store(y + where, total.to(y.dtype.element_ty), inside)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def _convolve(
-    x, weight, y, gain, bias, mean, var, other, gate, partial, origin, eps, groups, channels, filters,
+    x, weight, y, gain, bias, mean, var, other, gate, eps, groups, channels, filters,
     height: tl.constexpr, width: tl.constexpr, unit_c: tl.constexpr, unit_f: tl.constexpr, transposed: tl.constexpr,
-    has_norm: tl.constexpr, has_other: tl.constexpr, has_gate: tl.constexpr, has_sums: tl.constexpr,
-    rows: tl.constexpr, stages: tl.constexpr,
+    has_norm: tl.constexpr, has_other: tl.constexpr, has_gate: tl.constexpr, rows: tl.constexpr, stages: tl.constexpr,
     group: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr, block_f: tl.constexpr,
 ):  # fmt: skip
     """y[m, f] = sum over taps and channels of x[m + tap, c] weight[f, tap, c], for columns of groups of neighbours m.
@@ -100,24 +80,17 @@ def _convolve(
     stop = first + rows
     f = tl.arange(0, group * block_f) % block_f
     scale, shift, kept = 1.0, 0.0, 1.0
-    sums, squares = tl.zeros([1], tl.float32), tl.zeros([1], tl.float32)
     if has_norm:
         scale, shift = affine(gain, bias, mean, var, eps, f, f < filters)
         kept = tl.load(gate + f, f < filters, 0.0) if has_gate else tl.full([group * block_f], 1.0, tl.float32)
-    if has_sums:
-        shift = -tl.load(mean + f, f < filters, 0.0)
-        sums = tl.zeros([block_m, group * block_f], tl.float32)
-        squares = tl.zeros([block_m, group * block_f], tl.float32)
-        if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
-            tl.store(origin + f, -shift, f < filters)  # where the norm finds it when it has moved its mean
     one = tl.zeros([block_m, group * block_f], tl.float32)
     if rows == 1:
         for down in tl.range(3, num_stages=stages):
             values = read_row(x, m, groups, channels, first + down - 1, height, width, group, block_c)
             one = tl.dot(values, _taps(weight, down, channels, filters, transposed, group, block_c, block_f), one)
-        sums, squares = _write_row(
-            y, one, sums, squares, scale, shift, kept, other, m, groups, filters, first, first, stop,
-            height, width, has_norm, has_other, has_sums, group, block_f,
+        _write_row(
+            y, one, scale, shift, kept, other, m, groups, filters, first, first, stop,
+            height, width, has_norm, has_other, group, block_f,
         )  # fmt: skip
     else:
         top = _taps(weight, 0, channels, filters, transposed, group, block_c, block_f)
@@ -129,28 +102,26 @@ def _convolve(
             one = tl.dot(values, bottom, one)
             two = tl.dot(values, middle, two)
             three = tl.dot(values, top)
-            sums, squares = _write_row(
-                y, one, sums, squares, scale, shift, kept, other, m, groups, filters, row - 1, first, stop,
-                height, width, has_norm, has_other, has_sums, group, block_f,
+            _write_row(
+                y, one, scale, shift, kept, other, m, groups, filters, row - 1, first, stop,
+                height, width, has_norm, has_other, group, block_f,
             )  # fmt: skip
             values = read_row(x, m, groups, channels, row + 1, height, width, group, block_c)
             two = tl.dot(values, bottom, two)
             three = tl.dot(values, middle, three)
             one = tl.dot(values, top)
-            sums, squares = _write_row(
-                y, two, sums, squares, scale, shift, kept, other, m, groups, filters, row, first, stop,
-                height, width, has_norm, has_other, has_sums, group, block_f,
+            _write_row(
+                y, two, scale, shift, kept, other, m, groups, filters, row, first, stop,
+                height, width, has_norm, has_other, group, block_f,
             )  # fmt: skip
             values = read_row(x, m, groups, channels, row + 2, height, width, group, block_c)
             three = tl.dot(values, bottom, three)
             one = tl.dot(values, middle, one)
             two = tl.dot(values, top)
-            sums, squares = _write_row(
-                y, three, sums, squares, scale, shift, kept, other, m, groups, filters, row + 1, first, stop,
-                height, width, has_norm, has_other, has_sums, group, block_f,
+            _write_row(
+                y, three, scale, shift, kept, other, m, groups, filters, row + 1, first, stop,
+                height, width, has_norm, has_other, group, block_f,
             )  # fmt: skip
-    if has_sums:
-        _store_sums(partial, sums, squares, filters, group, block_f)
 
 
 class Behind(NamedTuple):
@@ -165,28 +136,8 @@ class Behind(NamedTuple):
     gate: Tensor | None
 
 
-class Sums(NamedTuple):
-    """Of a convolution's output: sums of its values, around ``origin`` [F], and of their squares [programs, 2, F]."""
-
-    partial: Tensor
-    origin: Tensor
-
-
 def convolve(x: Tensor, weight: Tensor, *, transposed: bool = False, behind: Behind | None = None) -> Tensor:
     """The convolution, with what is behind it; or the gradient of its input."""
-    return _run(x, weight, transposed, behind, None)[0]
-
-
-def convolve_and_sum(x: Tensor, weight: Tensor, around: Tensor) -> tuple[Tensor, Sums]:
-    """The convolution, and what a norm needs of it. ``around`` [F]: near the means, against cancellation."""
-    y, sums = _run(x, weight, False, None, around)
-    assert sums is not None
-    return y, sums
-
-
-def _run(
-    x: Tensor, weight: Tensor, transposed: bool, behind: Behind | None, around: Tensor | None
-) -> tuple[Tensor, Sums | None]:
     number, channels, height, width = x.shape
     filters = weight.shape[1] if transposed else weight.shape[0]
     y = x.new_empty((number, height, width, filters)).permute(0, 3, 1, 2)
@@ -194,16 +145,12 @@ def _run(
     group, block_m, warps, rows, stages = FORWARD[max(block_c, block_f)]
     groups = number * triton.cdiv(width, group)
     grid = (triton.cdiv(groups, block_m), triton.cdiv(height, rows))
-    sums = None
-    if around is not None:
-        sums = Sums(torch.empty(grid[0] * grid[1], 2, filters, device=x.device), torch.empty_like(around))
-    norm = (None, None, around, None) if behind is None else behind[:4]
+    norm = (None, None, None, None) if behind is None else behind[:4]
     eps, other, gate = (1.0, None, None) if behind is None else behind[4:]
     _convolve[grid](
-        x, weight, y, *norm, other, gate, *(sums or (None, None)), eps,
-        groups, channels // unit(channels), filters // unit(filters),
+        x, weight, y, *norm, other, gate, eps, groups, channels // unit(channels), filters // unit(filters),
         height=height, width=width, unit_c=unit(channels), unit_f=unit(filters), transposed=transposed,
-        has_norm=behind is not None, has_other=other is not None, has_gate=gate is not None, has_sums=sums is not None,
+        has_norm=behind is not None, has_other=other is not None, has_gate=gate is not None,
         rows=rows, stages=stages, group=group, block_m=block_m, block_c=block_c, block_f=block_f, num_warps=warps,
     )  # fmt: skip
-    return y, sums
+    return y

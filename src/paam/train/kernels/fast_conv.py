@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from paam.train.beside import beside, join
-from paam.train.kernels.conv import FORWARD, Behind, Sums, convolve, convolve_and_sum
+from paam.train.kernels.conv import FORWARD, Behind, convolve
 from paam.train.kernels.counting import check_countable
 from paam.train.kernels.norm import channels_last
 from paam.train.kernels.rows import padded
 from paam.train.kernels.weight_gradient import weight_gradient
 
-LARGEST = 32 * 32
-"""Positions of an image, at most: larger ones are left to the library."""
+LARGEST = {16: 32 * 32, 32: 32 * 32, 64: 8 * 8}
+"""Widest side, padded -> positions of an image, at most: on larger ones the library is as fast, or faster."""
 
 
 @contextmanager
@@ -40,21 +40,16 @@ def _join(first: Any, held: tuple[Tensor, ...]) -> None:
 
 
 class Convolution(torch.autograd.Function):
-    """x [N, C, H, W] and weight [F, C, 3, 3], both channels last and of one dtype; the output, and its :class:`Sums`.
+    """x [N, C, H, W] and weight [F, C, 3, 3], both channels last and of one dtype.
 
-    ``late``: the gradient of the weight is ready at the end of the backward pass, and not before. ``around``: as for
-    :func:`convolve_and_sum`; without it there are no sums.
+    ``late``: the gradient of the weight is ready at the end of the backward pass, and not before.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, late: bool, around: Tensor | None) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, late: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.late = late
-        if around is None:
-            return convolve(x, weight), None, None
-        y, sums = convolve_and_sum(x, weight, around)
-        ctx.mark_non_differentiable(*sums)
-        return y, *sums
+        return convolve(x, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -66,7 +61,7 @@ class Convolution(torch.autograd.Function):
                 dweight = weight_gradient(x, dy, weight)
         if ctx.needs_input_grad[0]:
             dx = convolve(dy, weight, transposed=True)
-        return dx, dweight, None, None
+        return dx, dweight, None
 
 
 class FastConv(nn.Module):
@@ -81,19 +76,11 @@ class FastConv(nn.Module):
         if not self.knows(x):
             plain: Tensor = self.conv(x)
             return plain
-        return self._convolved(x, None)[0]
-
-    def with_sums(self, x: Tensor, around: Tensor) -> tuple[Tensor, Sums]:
-        """The convolution and what a norm needs of it."""
-        y, *sums = self._convolved(x, around)
-        return y, Sums(*sums)
-
-    def _convolved(self, x: Tensor, around: Tensor | None) -> tuple[Tensor, ...]:
         x, weight = self._read(x)
         # Only a gradient that goes straight to the optimiser may be late: not one that is cast or added up on its way.
         late = self.alone and weight is self.conv.weight and weight.is_cuda
-        found: tuple[Tensor, ...] = Convolution.apply(x, weight, late, around)  # type: ignore[no-untyped-call]
-        return found
+        y: Tensor = Convolution.apply(x, weight, late)  # type: ignore[no-untyped-call]
+        return y
 
     def with_norm(self, x: Tensor, behind: Behind) -> Tensor:
         """Without a gradient: the convolution and what is behind it at once."""
@@ -101,7 +88,7 @@ class FastConv(nn.Module):
         return convolve(*self._read(x), behind=behind._replace(other=other))
 
     def knows(self, x: Tensor) -> bool:
-        return x.shape[2] * x.shape[3] <= LARGEST
+        return x.shape[2] * x.shape[3] <= LARGEST[padded(max(self.conv.weight.shape[:2]))]
 
     def _read(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Input and weight as the kernels read them."""
@@ -111,10 +98,15 @@ class FastConv(nn.Module):
 
 
 def is_fast(module: nn.Conv2d) -> bool:
-    """Whether these kernels know a layer."""
+    """Whether these kernels know a layer.
+
+    Of wider ones they know multiples of 8: those are read in whole pieces, and kernels are compiled for few of them.
+    """
+    widths = (module.in_channels, module.out_channels)
     return (
         type(module) is nn.Conv2d
         and (module.kernel_size, module.stride, module.padding, module.dilation) == ((3, 3), (1, 1), (1, 1), (1, 1))
         and (module.groups, module.bias, module.padding_mode) == (1, None, "zeros")
-        and padded(max(module.in_channels, module.out_channels)) in FORWARD
+        and padded(max(widths)) in FORWARD
+        and all(width <= 16 or width % 8 == 0 for width in widths)
     )

@@ -77,19 +77,16 @@ def _statistics(x, partial, positions, channels, rows, block_m: tl.constexpr, bl
 
 @triton.jit
 def _forward(
-    x, other, gate, weight, bias, y, partial, origin, saved, running_mean, running_var, tracked,
+    x, other, gate, weight, bias, y, partial, saved, running_mean, running_var, tracked,
     positions, channels, rows, programs, momentum, eps,
-    has_other: tl.constexpr, has_gate: tl.constexpr, has_origin: tl.constexpr,
+    has_other: tl.constexpr, has_gate: tl.constexpr,
     block_m: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
-    """relu(bn(x) + other) * gate, with the statistics of this batch; ``saved``: mean and inverse deviation.
-
-    ``origin``: what sums are around, if it is not the first value of each channel.
-    """
+    """relu(bn(x) + other) * gate, with the statistics of this batch; ``saved``: mean and inverse deviation."""
     start, stop, column, inside = tile(rows, positions, channels, block_c)
     one, two = _totals(partial, programs, channels, column, inside, block_p)
     away = one / positions
-    mean = tl.load(origin + column if has_origin else x + column, inside, 0.0).to(tl.float32) + away
+    mean = tl.load(x + column, inside, 0.0).to(tl.float32) + away
     variance = tl.maximum(two / positions - away * away, 0.0)
     inverse = 1 / tl.sqrt(variance + eps)
     scale = tl.load(weight + column, inside, 0.0) * inverse
@@ -206,19 +203,18 @@ class TrainedNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, other: Tensor | None, gate: Tensor | None, *norm: Any) -> Tensor:
-        weight, bias, running_mean, running_var, tracked, momentum, eps, partial, origin = norm
+        weight, bias, running_mean, running_var, tracked, momentum, eps = norm
         x, other = channels_last(x), None if other is None else channels_last(other)
         size = Sizes(x)
+        partial = torch.empty(size.programs, 2, size.channels, device=x.device)
         saved = torch.empty(2, size.channels, device=x.device)
         y = torch.empty_like(x)
         shape = (size.positions, size.channels, size.rows)
-        if partial is None:
-            partial = torch.empty(size.programs, 2, size.channels, device=x.device)
-            _statistics[size.grid](x, partial, *shape, **size.blocks)
+        _statistics[size.grid](x, partial, *shape, **size.blocks)
         _forward[size.grid](
-            x, other, gate, weight, bias, y, partial, origin, saved, running_mean, running_var, tracked,
-            *shape, len(partial), momentum, eps, has_other=other is not None, has_gate=gate is not None,
-            has_origin=origin is not None, block_p=size.block_p, **size.blocks,
+            x, other, gate, weight, bias, y, partial, saved, running_mean, running_var, tracked,
+            *shape, size.programs, momentum, eps,
+            has_other=other is not None, has_gate=gate is not None, block_p=size.block_p, **size.blocks,
         )  # fmt: skip
         ctx.save_for_backward(x, None if other is None else y, saved, weight, bias, gate)
         ctx.size, ctx.has_other, ctx.has_gate = size, other is not None, gate is not None
@@ -240,4 +236,4 @@ class TrainedNorm(torch.autograd.Function):
             x, y, dy, saved, gate, weight, bias, partial, dx, dother, dweight, dbias, *shape, size.programs,
             block_p=size.block_p, **flags,
         )  # fmt: skip
-        return dx, dother, None, dweight, dbias, *(None,) * 7
+        return dx, dother, None, dweight, dbias, None, None, None, None, None

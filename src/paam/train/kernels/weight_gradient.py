@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paam.train.kernels.rows import SIZES, SPAN, padded, place_row, read_row, unit
 
-WEIGHT = {16: (2, 64, 4, 3, 16, 3), 32: (2, 64, 8, 3, 4, 3), 64: (1, 32, 8, 1, 4, 3)}
+WEIGHT = {16: (2, 128, 4, 3, 8, 3), 32: (2, 64, 4, 1, 8, 3), 64: (1, 64, 8, 1, 8, 3)}
 """Widest side, padded -> positions together, groups of them, warps, rows of taps (1 or 3), rows, stages of reading."""
 
 PROGRAMS = 256
