@@ -1,7 +1,8 @@
 """On a GPU: the fast engine does what the plain one does, step by step, and what the CPU does in float32.
 
-Training amplifies rounding: after a hundred steps even float32 differs in the second digit. So the yardstick is the
-plain run itself with noise of rounding's size on its images: another way to compute may differ from it by as much.
+Training amplifies rounding: after a hundred steps even float32 differs in the second digit, and by how much is chance.
+So the yardstick is the plain run itself with noise of rounding's size on its images, the farthest of four: another way
+to compute may differ from it by twice as much.
 
 Run by hand where there is a GPU: `python -m pytest -m gpu -s tests/test_gpu.py`; benchmarks/agreement.h200.txt holds
 such an output.
@@ -40,18 +41,19 @@ PLAIN = {"capture": False, "compile": False, "fused": False}
 class Noisy(Normalization):
     """Images times 1 + noise, of the size of one rounding."""
 
-    noise = 0.0
+    noise, draw = 0.0, 0
 
     def __call__(self, pixels: Tensor) -> Tensor:
         images = super().__call__(pixels)
-        generator = torch.Generator(images.device).manual_seed(1)
+        generator = torch.Generator(images.device).manual_seed(self.draw)
         return images * (1 + self.noise * torch.randn(images.shape, generator=generator, device=images.device))
 
 
-def tracked(device: str, noise: float = 0.0, **train: Any) -> dict[str, list[float]]:
+def tracked(device: str, noise: float = 0.0, draw: int = 0, **train: Any) -> dict[str, list[float]]:
     """Losses of every step of one epoch of each phase."""
     normalize = Noisy((0.5,) * 3, (0.25,) * 3)
     object.__setattr__(normalize, "noise", noise)
+    object.__setattr__(normalize, "draw", draw)
     recipe = recipe_from_tree(
         {
             "model": {"name": "resnet20"},
@@ -104,6 +106,12 @@ def differences(one: dict[str, list[float]], other: dict[str, list[float]]) -> d
     return {phase: max(abs(a - b) / abs(a) for a, b in zip(one[phase], other[phase], strict=True)) for phase in PHASES}
 
 
+def farthest(run: dict[str, list[float]], device: str, noise: float, **train: Any) -> dict[str, float]:
+    """How far noise takes a run from itself: in each phase the largest difference among four draws."""
+    found = [differences(run, tracked(device, noise, draw, **train)) for draw in range(4)]
+    return {phase: max(one[phase] for one in found) for phase in PHASES}
+
+
 def show(label: str, found: dict[str, float]) -> None:
     print(f"{label:44}", "  ".join(f"{phase} {value:.1e}" for phase, value in found.items()))  # noqa: T201 - the output is kept
 
@@ -115,7 +123,7 @@ def plain() -> dict[str, list[float]]:
 
 @pytest.fixture(scope="module")
 def allowed(plain) -> dict[str, float]:
-    found = differences(plain, tracked("cuda", noise=2**-9, **PLAIN))
+    found = farthest(plain, "cuda", 2**-9, **PLAIN)
     show("bfloat16: plain against itself with noise", found)
     return found
 
@@ -134,7 +142,7 @@ def allowed(plain) -> dict[str, float]:
 def test_fast_runs_agree_with_the_plain_one_within_bfloat16_noise(plain, allowed, label, train):
     found = differences(plain, tracked("cuda", **train))
     show(f"bfloat16: plain against {label}", found)
-    assert all(found[phase] < 3 * allowed[phase] for phase in PHASES)
+    assert all(found[phase] < 2 * allowed[phase] for phase in PHASES)
 
 
 @pytest.mark.parametrize("phase", ["weight", "score"])
@@ -217,11 +225,11 @@ def test_the_gpu_does_what_the_cpu_does_in_float32():
     finally:
         torch.backends.cudnn.conv.fp32_precision = allow
     cpu = tracked("cpu")
-    allowed = differences(cpu, tracked("cpu", noise=1e-6))
+    allowed = farthest(cpu, "cpu", 1e-6)
     show("float32: CPU against itself with noise", allowed)
     found = differences(cpu, gpu)
     show("float32: CPU against captured GPU", found)
-    assert all(found[phase] < 3 * allowed[phase] for phase in PHASES)
+    assert all(found[phase] < 2 * allowed[phase] for phase in PHASES)
 
 
 def test_batches_are_the_same_on_both_devices():
