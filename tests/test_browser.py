@@ -248,7 +248,10 @@ def overlaps(found: list[list[float]]) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 def test_labels_of_runs_low_in_the_plane_cover_neither_the_axis_nor_each_other(chromium, tmp_path, width):
-    records = [write(tmp_path / f"run{i}", events(seed=i, accuracy=88 + 0.01 * i)) for i in range(6)]
+    records = [
+        write(tmp_path / f"run{i}", events(accuracy=88 + 0.01 * i, recipe={**RECIPE, "description": str(i)}))
+        for i in range(6)
+    ]
     write_report(records, tmp_path / "r.html")
     chromium.open(tmp_path / "r.html", width=width)
     (area,) = boxes(chromium, "#plane .area")

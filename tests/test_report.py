@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paam.errors import PaamError
-from paam.report.comparison import GAP, LETTER, LINE, _clear, families
+from paam.report.comparison import GAP, LETTER, LINE, _clear, families, plane
 from paam.report.facts import gather
 from paam.report.figures import Mark
 from paam.report.html import page, write_report
@@ -388,6 +388,35 @@ def test_labels_in_the_plane_cover_neither_each_other_nor_a_point():
         for other in marks:
             if other is not marks[place]:
                 assert not left < other.left < right or abs(top - other.top) >= LINE - 0.01
+
+
+def test_seeds_share_a_label_in_the_plane_at_the_best_of_them():
+    other = {**RECIPE, "prune": {**RECIPE["prune"], "scorer": "free"}}
+    runs = [
+        gather("medium-seed0", events(seed=0, accuracy=88.0)),
+        gather("free", events(seed=0, accuracy=87.0, recipe=other)),
+        gather("medium-seed1", events(seed=1, accuracy=89.0)),
+    ]
+    assert [family.label for family in families(runs)] == ["medium", "free"]
+    drawn = plane(families(runs))
+    assert drawn is not None
+    ours = {mark.tip.split(":")[0]: (mark.label, mark.name) for mark in drawn.marks if mark.kind == "ours"}
+    assert ours == {"medium-seed0": ("", ""), "medium-seed1": ("1, 3", "medium"), "free": ("2", "free")}
+
+
+@pytest.mark.parametrize(
+    ("names", "label"),
+    [
+        (["kq_seed_0", "kq_seed_12"], "kq"),
+        (["a", "b", "c"], "a and 2 more"),
+        (["seed0", "seed1"], "seed0 and 1 more"),
+        (["resnet56-1", "resnet56-2"], "resnet56-1 and 1 more"),
+        (["free-seed10", "free-seed12"], "free"),
+    ],
+)
+def test_seeds_go_by_what_their_names_have_in_common(names, label):
+    runs = [gather(name, events(seed=seed)) for seed, name in enumerate(names)]
+    assert [family.label for family in families(runs)] == [label]
 
 
 def plane_tips(runs) -> list[str]:

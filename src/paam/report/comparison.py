@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -31,8 +32,8 @@ PUBLISHED = {  # accuracy, parameters removed, FLOPs removed, in percent: arXiv 
     },
 }
 
-NAMED_RUNS = 12
-"""More runs than these go by their numbers alone in the plane."""
+NAMED = 12
+"""More rows of the table than these go by their numbers alone in the plane."""
 LONGEST_NAME = 32
 LETTER, LINE = 0.85, 4.2
 """Width and height of a letter in the plane, in percent of it."""
@@ -80,10 +81,17 @@ def families(runs: Sequence[Facts]) -> list[Family]:
     for members, keys in zip(found.values(), flat, strict=True):
         apart = ", ".join(f"{key} = {value}" for key, value in keys.items() if shared[key, value] <= len(flat) / 2)
         for seeds, note in _by_seed(members):
-            names = [run.name for _, run in seeds]
-            label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+            label = _together([run.name for _, run in seeds])
             named.append(Family(label, [number for number, _ in seeds], [run for _, run in seeds], apart, note))
     return sorted(named, key=lambda family: family.numbers[0])
+
+
+def _together(names: Sequence[str]) -> str:
+    """One name for seeds of a recipe: "medium" for "medium-seed0" and "medium-seed1"."""
+    bare = {re.sub(r"[\W_]*seed[\W_]*\d+$", "", name) for name in names}
+    if len(names) > 1 and len(bare) == 1 and "" not in bare:
+        return bare.pop()
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _by_seed(members: Sequence[tuple[int, Facts]]) -> list[tuple[list[tuple[int, Facts]], str]]:
@@ -173,7 +181,7 @@ def plane(found: Sequence[Family]) -> Plot | None:
     """Test accuracy against the share of MACs kept; the paper's points are marks of another kind."""
     runs = [run for family in found for run in family.runs]
     points: list[tuple[float, float, str, str, str, str]] = []  # x, y, kind, tip, label, name
-    few = len(runs) <= NAMED_RUNS
+    few = len(found) <= NAMED
     lines = []
     for family in found:
         ours = [
@@ -181,9 +189,11 @@ def plane(found: Sequence[Family]) -> Plot | None:
             for number, run in zip(family.numbers, family.runs, strict=True)
             if run.kept_macs is not None and run.pruned.accuracy is not None
         ]
-        for x, y, number, run in ours:
-            name = run.name if few and len(run.name) <= LONGEST_NAME else ""
-            points.append((x, y, "ours", f"{run.name}: {y:.2f} % at {x:.1f} % of MACs", str(number), name))
+        label = ", ".join(str(number) for _, _, number, _ in ours)
+        name = family.label if few and len(family.label) <= LONGEST_NAME else ""
+        for place, (x, y, _, run) in enumerate(sorted(ours, key=lambda one: -one[1])):
+            told = ("", "") if place else (label, name)  # seeds share a label, at the best of them
+            points.append((x, y, "ours", f"{run.name}: {y:.2f} % at {x:.1f} % of MACs", *told))
             if run.fair and run.dense.accuracy is not None:
                 tip = f"dense control of {run.name}: {run.dense.accuracy:.2f} %, trained for the same epochs"
                 points.append((100.0, run.dense.accuracy, "control", tip, "", ""))
