@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -483,6 +484,27 @@ def test_copies_of_a_pruned_network_can_be_saved(tmp_path) -> None:
     twin = copy.deepcopy(pruner.compact())
     paam.save(twin, tmp_path)
     assert torch.equal(paam.load(tmp_path, paam.models.resnet20()).conv1.weight, twin.conv1.weight)
+
+
+def test_a_pruned_network_can_be_pickled_again_and_again_with_its_plan_and_modes(tmp_path) -> None:
+    """With streams left free, so that index maps are in it; its forward() has annotations that are texts."""
+    pruner = Pruner(paam.models.resnet20(), torch.zeros(1, 3, 32, 32))
+    pruner.select(keep_macs=0.5)
+    small = pruner.compact().train()
+    small.layer2.eval()
+    twin = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(small))))
+    assert type(twin).__name__ == "CifarResNet"
+    for name, layer in small.named_modules():
+        if not list(layer.children()):
+            assert twin.get_submodule(name).training == layer.training
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(twin.eval()(x), small.eval()(x))
+    paam.save(copy.deepcopy(twin), tmp_path)
+    assert torch.equal(paam.load(tmp_path, paam.models.resnet20()).eval()(x), small(x))
+    again = Pruner(twin, x)
+    again.select(keep_macs=0.5)
+    smaller = again.compact().eval()
+    assert torch.equal(pickle.loads(pickle.dumps(smaller))(x), smaller(x))
 
 
 def test_odd_arguments_are_explained() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import sys
 from pathlib import Path
 
@@ -89,6 +90,11 @@ def test_pt2(network: tuple[nn.Module, Tensor], tmp_path: Path) -> None:
     assert close(loaded.module()(x), model(x))
     assert not any("dropout" in str(node.target) for node in loaded.graph.nodes)
     assert not any("back" in name or "num_batches" in name for name in (*loaded.constants, *loaded.state_dict))
+
+
+def test_pickle(network: tuple[nn.Module, Tensor]) -> None:
+    model, x = network
+    assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))
 
 
 def test_several_inputs(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 Layers shrink to the channels that remain. Where neighbours hold different channels a ChannelMap stands between
 them. What a removed channel contributed as a constant is read off the gated network itself, run once on the example
-input, and is carried by the next bias. A network that needs no map keeps its class; otherwise it becomes an
-fx.GraphModule whose layers keep their names.
+input, and is carried by the next bias. A network that needs no map keeps its class; otherwise it becomes a
+RewiredModel whose layers keep their names.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from paam.graph.constants import Values, observe_constants
 from paam.graph.elementwise import CONVOLVE
 from paam.graph.flows import Layout, Mix, Pass
 from paam.graph.joins import Add, Concat, Route, Stored
+from paam.graph.rewired import connected
 from paam.graph.shrink import shrink_mix, shrink_per_channel, shrink_stored
 from paam.graph.site import Op
 from paam.graph.solve import Masks, Settled, solve
@@ -132,7 +133,7 @@ class _Builder:
             self._leave_shape(node)
         self.root.add_module(MAPS, self.maps)
         # The module takes along only what the remaining graph reads.
-        return fx.GraphModule(self.root, self.graph, self.name).train(self.root.training)
+        return connected(self.root, self.graph, self.name).train(self.root.training)
 
     def _own_tensors(self) -> None:
         """Copy every tensor that still is the original model's."""

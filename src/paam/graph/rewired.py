@@ -1,0 +1,32 @@
+"""A network whose layers were connected anew, in a form that can be copied and pickled like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx, nn
+
+
+class RewiredModel(fx.GraphModule):
+    """Pickled with what it knows of itself, its plan above all, which torch.fx leaves behind."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make, arguments = super().__reduce__()
+        return _unpickled, (make, arguments, type(self).__name__, self.meta)
+
+
+def connected(root: nn.Module, graph: fx.Graph, name: str) -> RewiredModel:
+    """The layers of ``root`` connected by a graph; ``name``: of its class."""
+    for node in graph.nodes:
+        node.type = None  # an annotation of forward() that is a text cannot be pickled
+    return RewiredModel(root, graph, name)
+
+
+def _unpickled(
+    make: Callable[..., fx.GraphModule], arguments: tuple[Any, ...], name: str, meta: dict[str, Any]
+) -> RewiredModel:
+    plain = make(*arguments)
+    model = connected(plain, plain.graph, name)
+    model.meta = meta
+    return model
