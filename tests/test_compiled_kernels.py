@@ -95,4 +95,11 @@ def test_gradients_of_weights_use_tensor_cores(width, capability):
     fixed = {"height": 32, "width": 32, "unit_c": unit(width), "unit_f": unit(width), "downs": downs}
     fixed |= {"group": group, "block_m": block_m, "block_c": block, "block_f": block, "rows": rows, "stages": stages}
     assert "mma" in assembly(weights._weight_partial, capability, warps, "*bf16", **fixed)
-    assert "add.f32" in assembly(weights._sum_parts, capability, 4, "*bf16", block_p=32, block=128)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_parts_of_weight_gradients_are_read_without_branches(capability):
+    """What does not exist is masked; the only loop is over parts."""
+    ptx = assembly(weights._sum_parts, capability, 4, "*bf16", **weights.SUM)
+    assert len(re.findall(r"\bbra\b", ptx)) <= 2
+    assert re.search(r"@%p\d+ ld\.global", ptx)

@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 
-STEPS = 24
+STEPS = 4
 PHASES = ("warmup", "score", "weight", "finetune")
 PLAIN = {"capture": False, "compile": False, "fused": False}
 

@@ -19,6 +19,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from paam.errors import RecipeError
 from paam.graph.modes import evaluating
 from paam.models import resnet20
+from paam.network import prepare
 from paam.pruner import Pruner
 from paam.train.fused import ConvNorm, FusedNorm, fused
 from paam.train.kernels import conv, fast_conv, norm
@@ -255,6 +256,43 @@ def test_hooked_layers_are_left_as_they_are():
     assert is_fused(quick)
     quick(drawn(2, 3, 6, 6))
     assert heard == ["two", "norm"]
+
+
+class Changing(nn.Module):
+    """ReLUs that change what is read before them, and would be read behind them if a chain became one; odd calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three, self.four = (
+            nn.Conv2d(channels, 8, 3, padding=1, bias=False) for channels in (3, 3, 8, 8)
+        )
+        self.norm_two, self.norm_three, self.norm_four = (nn.BatchNorm2d(8) for _ in range(3))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.one(x)
+        y = self.norm_two(self.two(x)) + one
+        one = self.relu(one)  # the output of a convolution, which the sum above has read
+        y = F.relu(y) + one
+        y = self.norm_three(input=self.three(input=y))
+        return self.relu(F.relu(self.norm_four(self.four(y))) - 1)
+
+
+def test_layers_that_work_in_place_or_are_called_by_keyword():
+    model, x = Changing(), drawn(2, 3, 6, 6).requires_grad_()
+    network = prepare(model, x.detach()).traced.module
+    quick = fused(network)
+    assert sum(isinstance(layer, FusedNorm) for layer in quick.modules()) == 2
+    leaves = [x, *model.parameters()]
+    found = [(y := made(x), *torch.autograd.grad(y.square().sum(), leaves)) for made in (quick, network)]
+    assert_alike(*map(list, found))
+    assert model.relu.inplace
+
+
+def test_images_without_a_batch_are_left_to_the_library():
+    layer = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+    image = torch.randn(3, 6, 6)
+    torch.testing.assert_close(fast_conv.FastConv(layer, alone=True)(image), layer(image))
 
 
 def test_what_is_no_number_is_seen_behind_a_relu():

@@ -224,7 +224,7 @@ def test_killed_inside_a_checkpoint_write(tmp_path, whole):
 # ---------------------------------------------------------------- asked to stop
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_asked_to_stop_it_saves_says_how_to_go_on_and_does(here, whole, number, code):
     process = begin(here)
     assert process.stdout is not None

@@ -153,13 +153,13 @@ def test_sections_without_records_are_absent_and_appear_with_them(tmp_path):
     assert "did not finish" not in full
 
 
-def test_figures_stand_in_the_section_of_the_run_they_are_drawn_from(monkeypatch):
-    monkeypatch.setattr(pages, "DRAWN", "paper/one")
-    assert pages.BLOCKS["paper-figures"](pages.RESULTS)
-    assert not pages.BLOCKS["strong-figures"](pages.RESULTS)
-    monkeypatch.setattr(pages, "DRAWN", "strong/medium-seed0")
-    assert not pages.BLOCKS["paper-figures"](pages.RESULTS)
-    assert "results/strong/medium-seed0" in pages.BLOCKS["strong-figures"](pages.RESULTS)
+def test_a_page_without_the_end_of_a_block_is_refused_and_one_with_it_keeps_the_rest(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- unfinished -->\nold\n<!-- /unfinished -->\nb\n")
+    assert pages.filled(page, tmp_path) == "a\n<!-- unfinished -->\n<!-- /unfinished -->\nb\n"
+    page.write_text("a\n<!-- unfinished -->\nb\n")
+    with pytest.raises(AssertionError, match="/unfinished"):
+        pages.filled(page, tmp_path)
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

@@ -152,6 +152,7 @@ def test_a_key_that_is_given_twice_is_refused(options):
         (["tiny.toml", "--vary=finetune.lr"], ["--vary", "key=value"]),
         (["tiny.toml", "--vary=finetune.ler=1,2"], ["finetune.ler", "'finetune.lr'"]),
         (["tiny.toml", "--vary=prune.scorer=kq,qk"], ["prune.scorer", "'qk'"]),
+        (["tiny.toml", "--vary=data.directory=a,b", "--data=c"], ["data.directory", "twice"]),
         (["tiny.toml", "--set=finetune.lr=fast"], ["finetune.lr", "a number"]),
         (["tiny.toml", "nowhere.toml"], ["nowhere.toml"]),
         (["tiny.toml", "--device=warp"], ["'warp'", "cpu"]),
@@ -202,7 +203,7 @@ def test_mean_and_spread_by_hand():
     )
     assert rows[0] == ["run", "runs", "accuracy", "spread", "params", "MACs"]
     assert rows[1] == ["three", "3", "93.00 %", "± 3.61", "-50.0 %", "-55.0 %"]
-    assert rows[2] == ["one", "1", "88.89 %", "-75.0 %", "-0.0 %"]
+    assert rows[2] == ["one", "1", "88.89 %", "-75.0 %", "0.0 %"]
     assert rows[3] == ["none [yet]", "0"]
 
 
@@ -221,6 +222,8 @@ def test_a_failing_run_is_named_and_does_not_stop_the_others_and_finished_ones_a
     assert code == 1
     good, bad = "tiny-warmup.lr=0.1-seed0", ["tiny-warmup.lr=1e6-seed0", broken.name, "tiny-warmup.lr=1e6-seed1"]
     assert "3 of 4 runs failed" in err
+    (line,) = [line for line in out.splitlines() if line.startswith("failed") and broken.name in line]
+    assert "; paam: " in line
     assert all(name in err for name in bad)
     assert good not in err
     for name in bad:
@@ -253,7 +256,7 @@ def wait_for(condition, process: subprocess.Popen) -> None:
 def test_an_interrupt_reaches_the_runs_they_save_and_the_sweep_goes_on(here):
     command = [sys.executable, "-m", "paam", "sweep", "tiny.toml", "--seeds=0,1", "--out=out", "--device=cpu"]
     log, hold, reached = here / "out" / "tiny-seed0.log", here / "hold", here / "reached"
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         hold.touch()
         reached.unlink(missing_ok=True)
         log.unlink(missing_ok=True)

@@ -91,21 +91,13 @@ def unfinished(results: Path) -> str:
     return f"## Runs that did not finish\n\nThey are in none of the tables above.\n\n{table}\n" if table else ""
 
 
-def figures(folder: str) -> Callable[[Path], str]:
-    """The figures, for the section of the folder that they are drawn from."""
-
-    def block(results: Path) -> str:
-        if not DRAWN.startswith(f"{folder}/"):
-            return ""
-        run = f"`results/{DRAWN}`"
-        return (
-            f"The budgets that {run} discovered, its scores against the threshold, and its training:\n\n"
-            "![One bar per layer: its full width, and the filters that stay](figures/layers.svg)\n\n"
-            "![Histograms of scores and their cumulative curves, first and last cycle](figures/scores.svg)\n\n"
-            "![Loss and accuracy over the epochs, with the alternating phases shaded](figures/curves.svg)\n\n"
-        )
-
-    return block
+def figures(results: Path) -> str:
+    return (
+        f"The budgets that `results/{DRAWN}` discovered, its scores against the threshold, and its training:\n\n"
+        "![One bar per layer: its full width, and the filters that stay](figures/layers.svg)\n\n"
+        "![Histograms of scores and their cumulative curves, first and last cycle](figures/scores.svg)\n\n"
+        "![Loss and accuracy over the epochs, with the alternating phases shaded](figures/curves.svg)\n\n"
+    )
 
 
 def _hardware(folder: Path) -> str:
@@ -115,12 +107,11 @@ def _hardware(folder: Path) -> str:
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "strong": strong,
     "strong-table": lambda results: tables.outcomes(results / "strong", tables.STRONG),
-    "strong-figures": figures("strong"),
+    "strong-figures": figures,
     "earlier": earlier,
     "choices": choices,
     "resnet110": resnet110,
     "paper": lambda results: tables.outcomes(results / "paper"),
-    "paper-figures": figures("paper"),
     "proxies": lambda results: tables.looks(results / "proxies", cuts_of_fixed=False),
     "ablations": ablations,
     "short": lambda results: tables.short(results / "short"),
@@ -135,7 +126,10 @@ def filled(page: Path, results: Path = RESULTS) -> str:
     for name, block in BLOCKS.items():
         before, after = f"<!-- {name} -->\n", f"<!-- /{name} -->"
         if before in text:
-            text = text.partition(before)[0] + before + block(results) + after + text.partition(after)[2]
+            start, _, rest = text.partition(before)
+            _, end, rest = rest.partition(after)
+            assert end, f"{page} has no {after}"
+            text = start + before + block(results) + end + rest
     return text
 
 

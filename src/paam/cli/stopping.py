@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a run goes on: the first asks it to stop behind its step, the second ends it at once."""
+"""Signals while a run goes on: the first asks it to stop behind its step, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, a polite end, and a terminal that was closed."""
+
 
 class Stopping:
-    """Catches both signals while it is entered, in the main thread; elsewhere, and where they are ignored, neither.
+    """Catches these signals while it is entered, in the main thread; elsewhere, and where they are ignored, none.
 
     ``on_asked`` is called when the run is asked to stop, ``at_once`` before the process ends without waiting for it.
     """
@@ -26,7 +29,7 @@ class Stopping:
 
     def __enter__(self) -> Stopping:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in ENDING:
                 if signal.getsignal(number) != signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._receive)
         return self
@@ -40,12 +43,14 @@ class Stopping:
 
     @property
     def exit_code(self) -> int:
-        """130 for Ctrl-C and 143 for SIGTERM, as shells have it."""
+        """130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, as shells have it."""
         assert self.received is not None
         return 128 + self.received
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         again = self.received is not None
+        if again and number == signal.SIGHUP:
+            return  # a closed terminal is told by the system and by its shell
         self.received = number
         if self.training and not again:
             self.on_asked()

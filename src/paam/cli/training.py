@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paam.cli.app import app, complain
-from paam.cli.stopping import Stopping
+from paam.cli.stopping import ENDING, Stopping
 from paam.errors import ArtifactError, PaamError, RecipeError, StoppedError
 from paam.recipe import load_recipe, parse_override, shipped_recipes
 from paam.record import RECORD_FILE, Event, of_kind, read_record
@@ -154,7 +154,8 @@ def sweep(
         load_recipe(job.arguments[0], dict(parse_override(text) for text in _after(job.arguments, "--set")))
     console = Console()
     at_once = jobs or (4 if on_gpu else 1)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, it must reach the runs
+    ending = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, signal.default_int_handler) for number in ending}  # must reach the runs
     try:
         with shared_gpu(on_gpu and at_once > 1):
             codes = run_jobs(planned, at_once, put)
@@ -162,7 +163,8 @@ def sweep(
         complain("Stopped; the same command goes on from what the runs have saved.")
         raise typer.Exit(130) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     done = [job for job in planned if not codes[job.out]]  # a run that failed may hold the results of an earlier one
     ends = results(done)
     console.print(sweep_table({job.variant: ends.get(job.variant, []) for job in planned}))

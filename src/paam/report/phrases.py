@@ -142,6 +142,11 @@ def removed(end: Event, key: str) -> float:
     return 100 * (1 - float(end["pruned"][key]) / float(end["dense"][key]))
 
 
+def less(percent: float) -> str:
+    """What is gone, as a change: "-52.4 %", and "0.0 %" where nothing is."""
+    return f"{-percent:.1f} %".replace("-0.0 %", "0.0 %")
+
+
 def result_line(start: Event, end: Event) -> str:
     return (
         f"{title(start)}: test accuracy {end['pruned']['accuracy']:.2f} %, {removed(end, 'macs'):.1f} % of MACs and"

@@ -15,7 +15,7 @@ from paam.errors import ArtifactError
 from paam.record import RECORD_FILE, Event, of_kind
 from paam.report.alive import life, silent_for
 from paam.report.checking import read_events, recorded_schedule
-from paam.report.phrases import MONITORS, age, clean, control_line, removed, resume_command
+from paam.report.phrases import MONITORS, age, clean, control_line, less, removed, resume_command
 
 LEVELS = 4
 """Folders below the one given in which runs are looked for."""
@@ -165,7 +165,7 @@ def _two_lines_each(rows: Sequence[RunRow], width: int) -> list[RenderableType]:
         lines.append(Text.assemble(path, "  ", state, (written, "dim")))
         if row.model is not None:
             what = f"  {row.model} on {row.data}, {row.scorer}, seed {row.seed}"
-            parts = [what, _accuracy(row), _named("MACs", row.macs_removed), _named("params", row.params_removed)]
+            parts = [what, _accuracy(row), _less(row.macs_removed, "MACs "), _less(row.params_removed, "params ")]
             second = Text("  ".join(part for part in parts if part), no_wrap=True, overflow="ellipsis")
             lines.append(second)
     return lines
@@ -187,9 +187,5 @@ def _accuracy(row: RunRow) -> str:
     return f"{row.accuracy:.2f} %{where}{control}"
 
 
-def _less(percent: float | None) -> str:
-    return "" if percent is None else f"-{percent:.1f} %"
-
-
-def _named(name: str, percent: float | None) -> str:
-    return "" if percent is None else f"{name} {_less(percent)}"
+def _less(percent: float | None, name: str = "") -> str:
+    return "" if percent is None else f"{name}{less(percent)}"

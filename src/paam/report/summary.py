@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paam.record import SAME_EPOCHS, Event, of_kind
-from paam.report.phrases import bar_cells, clean, removed, title
+from paam.report.phrases import bar_cells, clean, less, removed, title
 
 
 def summary(events: list[Event]) -> Group:
@@ -26,7 +26,7 @@ def _headline(start: Event, end: Event) -> Table:
     gain = f"{pruned['accuracy'] - dense['accuracy']:+.2f} points" if fair else "not comparable"
     table.add_row("test accuracy", f"{dense['accuracy']:.2f} %", f"{pruned['accuracy']:.2f} %", gain)
     for key, label in (("params", "parameters"), ("macs", "MACs (conv + fc)")):
-        table.add_row(label, f"{dense[key]:,}", f"{pruned[key]:,}", f"-{removed(end, key):.1f} %")
+        table.add_row(label, f"{dense[key]:,}", f"{pruned[key]:,}", less(removed(end, key)))
     a, b = dense["latency_ms"], pruned["latency_ms"]
     table.add_row(
         f"latency, batch {end['latency_batch']} (quartiles)",

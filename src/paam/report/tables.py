@@ -11,6 +11,7 @@ from rich.table import Table
 
 from paam.inspection import Inspection
 from paam.record import Event
+from paam.report.phrases import less, removed
 from paam.speed import Speed
 
 
@@ -73,12 +74,9 @@ def sweep_table(results: Mapping[str, Sequence[Event]]) -> RenderableType:
             table.add_row(escape(variant), "0", "", "", "", "")
             continue
         accuracies = [end["pruned"]["accuracy"] for end in ends]
-        removed = [
-            mean(100 * (1 - end["pruned"][key] / end["dense"][key]) for end in ends) for key in ("params", "macs")
-        ]
+        gone = [less(mean(removed(end, key) for end in ends)) for key in ("params", "macs")]
         spread = f"± {stdev(accuracies):.2f}" if len(ends) > 1 else ""
-        row = f"{mean(accuracies):.2f} %", spread, f"-{removed[0]:.1f} %", f"-{removed[1]:.1f} %"
-        table.add_row(escape(variant), str(len(ends)), *row)
+        table.add_row(escape(variant), str(len(ends)), f"{mean(accuracies):.2f} %", spread, *gone)
     return table
 
 

@@ -26,6 +26,7 @@ from paam.settings import OptimizerSettings
 from paam.train.batches import epoch_seed
 from paam.train.capture import Step
 from paam.train.divergence import LOSS_CHECK_EVERY, check_losses, check_scores, check_values, vanished_scales
+from paam.train.events import scores_event, selection_event
 from paam.train.flat import RoundedWeights
 from paam.train.networks import Networks
 from paam.train.optimizers import build_optimizer, load_optimizer_state, optimizer_state, set_learning_rate
@@ -110,8 +111,7 @@ class Engine:
         accuracy = None if evaluate is None else evaluate(self.networks.quick(phase.name), phase.name)
         last = phase.index == phase.length - 1
         if phase.name == "score" and last:
-            scores = {name: [_seven_digits(s) for s in v.tolist()] for name, v in self.pruner.scores().items()}
-            self.emit({"event": "scores", "epoch": epoch, "cycle": phase.cycle, "scores": scores})
+            self.emit(scores_event(self.pruner.scores(), epoch, phase.cycle))
         chosen = self.pruner.selection if phase.name not in ("warmup", "control") else None
         self.emit(
             {
@@ -145,23 +145,17 @@ class Engine:
             selection = self.pruner.select(**asdict(self.recipe.target))
             with self.pruner.weighting():
                 accuracy = None if evaluate is None else evaluate(self.networks.quick("weight"), "weight")
-            theta = None if selection.threshold is None else _seven_digits(selection.threshold)
-            event = {"event": "selection", "epoch": epoch, "cycle": phase.cycle, "threshold": theta}
-            event |= {
-                "kept_params": selection.kept_params,
-                "kept_macs": selection.kept_macs,
-                "kept_filters": selection.plan.counts,
-            }
-            event |= {"accuracy": accuracy}  # before the weights adapt: what the cut itself costs
-            self.emit(event)
+            self.emit(selection_event(selection, epoch, phase.cycle, accuracy))
         elif phase.name == "finetune" and not self.networks.masked:
             self.networks.small = self.pruner.compact()
+            self.losses.clear()
         elif phase.name == "control":
             self.networks.control = self.networks.dense()
+            self.losses.clear()
         over = [name for name in self.steps if is_over(name, phase.name)]
         for name in [*over, *([phase.name] if self._settings(phase.name).reset else [])]:
             self.optimizers.pop(name, None)
-            self.steps.pop(name, None)  # a captured step holds a GPU's memory
+            self.steps.pop(name, None)  # a captured step holds a GPU's memory, as does a loss with its teacher
 
     def _mode(self, phase: PhaseName) -> AbstractContextManager[None]:
         if phase == "warmup":
@@ -294,8 +288,3 @@ class Engine:
             remembered = {part.removeprefix(start): parts[part] for part in parts if part.startswith(start)}
             if remembered:
                 load_optimizer_state(self._optimizer(phase), self.networks.trained(phase), remembered)
-
-
-def _seven_digits(value: float) -> float:
-    """As much as float32 has. Scores and threshold are rounded alike, so that they still compare."""
-    return float(f"{value:.7g}")

@@ -75,6 +75,21 @@ class ConvNorm(nn.Module):
         return self.conv.with_norm(x, Behind(*affine, norm.eps, other, gate))
 
 
+class OutOfPlace(nn.Module):
+    """A layer that would change its input in place, which others may read later here than in the network itself."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.layer.inplace = False  # type: ignore[assignment]
+        try:
+            return self.layer(*args, **kwargs)
+        finally:
+            self.layer.inplace = True  # type: ignore[assignment]
+
+
 ADDS = (operator.add, operator.iadd, torch.add)
 RELUS = (F.relu, torch.relu, F.relu_, torch.relu_)
 HOLDER = "paam_fused"
@@ -94,9 +109,9 @@ def fused(network: fx.GraphModule) -> fx.GraphModule:
     readers = Counter(id(parameter) for layer in layers.values() for parameter in layer.parameters())
     fast: dict[fx.Node, FastConv] = {}
     chains = 0
-    for place, node in enumerate(list(graph.nodes)):
-        layer, name = layers.get(node), f"{HOLDER}.{place}"
-        if layer is None or _has_hooks(layer):
+    for node in list(graph.nodes):
+        layer, name = layers.get(node), f"{HOLDER}.{node.name}"
+        if layer is None or _has_hooks(layer) or len(node.args) != 1 or node.kwargs:
             continue
         if isinstance(layer, nn.Conv2d) and is_fast(layer):
             fast[node] = FastConv(layer, alone=readers[id(layer.weight)] == 1)
@@ -118,6 +133,11 @@ def fused(network: fx.GraphModule) -> fx.GraphModule:
                 graph.erase_node(link)
     if not chains:
         return network
+    for node in graph.nodes:
+        if node in layers and getattr(layers[node], "inplace", False):
+            name = f"{HOLDER}.{node.name}"
+            result.add_submodule(name, OutOfPlace(layers[node]))
+            node.target = name
     result.recompile()
     return result
 

@@ -46,7 +46,8 @@ def jobs_of(
                 f"--vary takes key=value,value, for example --vary prune.balance=area,side; not '{text}'."
             )
         key = key.strip()
-        if key in choices or key in [option.partition("=")[0].strip() for option in options]:
+        given = [option.partition("=")[0].strip() for option in options]
+        if key in choices or key in given or (key == "data.directory" and "--data" in given):
             raise RecipeError(f"{key} is given twice; all its values belong into one --vary.")
         choices[key] = [f"{key}={value}" for value in values.split(",")]
     jobs = []
@@ -70,18 +71,19 @@ def run_jobs(jobs: Sequence[Job], at_once: int, say: Callable[[str], object]) ->
     """
     waiting = list(jobs)
     running: dict[Job, subprocess.Popen[bytes]] = {}
+    said: dict[Job, int] = {}  # how long a log was before
     codes: dict[Path, int] = {}
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
-                say(f"started   {job.out.name}")
-                running[job] = _start(job)
+                say(f"{'goes on' if _is_begun(job) else 'started':9} {job.out.name}")
+                running[job], said[job] = _start(job)
             for job, process in list(running.items()):
                 if process.poll() is not None:
                     del running[job]
                     codes[job.out] = process.returncode
-                    failed = f"; {_last_line(job)}" if process.returncode else ""
+                    failed = f"; {_last_line(job, said[job])}" if process.returncode else ""
                     say(f"{'failed' if failed else 'finished':9} {job.out.name}{failed}")
             with suppress(subprocess.TimeoutExpired):
                 for process in running.values():
@@ -94,23 +96,29 @@ def run_jobs(jobs: Sequence[Job], at_once: int, say: Callable[[str], object]) ->
     return codes
 
 
-def _start(job: Job) -> subprocess.Popen[bytes]:
-    begun = (job.out / LOCK_FILE).is_file() or (job.out / RECORD_FILE).is_file()
-    resume = ["--resume"] if begun else []
+def _is_begun(job: Job) -> bool:
+    return (job.out / LOCK_FILE).is_file() or (job.out / RECORD_FILE).is_file()
+
+
+def _start(job: Job) -> tuple[subprocess.Popen[bytes], int]:
+    resume = ["--resume"] if _is_begun(job) else []
     with _log_of(job) as log:
-        return subprocess.Popen(
+        before = log.tell()
+        process = subprocess.Popen(
             [sys.executable, "-m", "paam", "prune", *job.arguments, *resume],
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # an interrupt is passed on once, by us
         )
+    return process, before
 
 
-def _last_line(job: Job) -> str:
-    """What a failed run said last; its log has the rest."""
-    said = Path(f"{job.out}.log").read_text("utf-8", "replace").split("\n")
-    return next((line for line in reversed(said) if line.strip()), "it said nothing")
+def _last_line(job: Job, before: int) -> str:
+    """What a failed run said last, and above all why; its log, which was ``before`` bytes long, has the rest."""
+    lines = Path(f"{job.out}.log").read_bytes()[before:].decode("utf-8", "replace").split("\n")
+    said = [line for line in lines if line.strip()]
+    return next((line for line in reversed(said) if line.startswith("paam: ")), said[-1] if said else "it said nothing")
 
 
 def _log_of(job: Job) -> BinaryIO:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -140,7 +141,8 @@ def convolve(x: Tensor, weight: Tensor, *, transposed: bool = False, behind: Beh
     """The convolution, with what is behind it; or the gradient of its input."""
     number, channels, height, width = x.shape
     filters = weight.shape[1] if transposed else weight.shape[0]
-    y = x.new_empty((number, height, width, filters)).permute(0, 3, 1, 2)
+    shape = (number, filters, height, width)
+    y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     block_c, block_f = padded(channels), padded(filters)
     group, block_m, warps, rows, stages = FORWARD[max(block_c, block_f)]
     groups = number * triton.cdiv(width, group)

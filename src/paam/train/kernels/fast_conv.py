@@ -21,13 +21,15 @@ from paam.train.kernels.rows import padded
 from paam.train.kernels.weight_gradient import weight_gradient
 
 LARGEST = {16: 32 * 32, 32: 32 * 32, 64: 8 * 8}
-"""Widest side, padded -> positions of an image, at most: on larger ones the library is as fast, or faster."""
+"""Widest side, padded -> positions of an image, at most. The library is faster with more channels on 16 x 16 and on
+32 x 32 (benchmarks/kernels.h200.txt); larger images were not timed.
+"""
 
 
 @contextmanager
 def _beside_the_pass(*read: Tensor) -> Iterator[None]:
     """Work beside a backward pass, which is waited for at its end. ``read``: its inputs."""
-    first = torch.cuda.current_stream()
+    first = torch.cuda.current_stream(read[0].device)
     with beside(read[0].device):
         yield
     # Held until then, so that autograd neither frees them nor adds another gradient into them.
@@ -54,7 +56,7 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        dy = grads[0].contiguous(memory_format=torch.channels_last)
+        dy = channels_last(grads[0])
         dx = dweight = None
         if ctx.needs_input_grad[1]:
             with _beside_the_pass(x, dy) if ctx.late else nullcontext():
@@ -88,7 +90,7 @@ class FastConv(nn.Module):
         return convolve(*self._read(x), behind=behind._replace(other=other))
 
     def knows(self, x: Tensor) -> bool:
-        return x.shape[2] * x.shape[3] <= LARGEST[padded(max(self.conv.weight.shape[:2]))]
+        return x.dim() == 4 and x.shape[2] * x.shape[3] <= LARGEST[padded(max(self.conv.weight.shape[:2]))]
 
     def _read(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Input and weight as the kernels read them."""

@@ -18,6 +18,9 @@ WEIGHT = {16: (2, 128, 4, 3, 8, 3), 32: (2, 64, 4, 1, 8, 3), 64: (1, 64, 8, 1, 8
 PROGRAMS = 256
 """Programs that weights' gradients are shared among, at most, where layers are not very high: each leaves a part."""
 
+SUM = {"block_p": 128, "block": 32}
+"""Parts and weights that one program adds up at a time."""
+
 
 @triton.jit
 def _store_taps(
@@ -110,6 +113,6 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
         group=group, block_m=block_m, block_c=block_c, block_f=block_f, num_warps=warps,
     )  # fmt: skip
     total = torch.empty_like(weight)
-    blocks = triton.cdiv(weight.numel(), 32)
-    _sum_parts[(blocks,)](parts, total, len(parts), weight.numel(), block_p=128, block=32, num_warps=4)
+    blocks = triton.cdiv(weight.numel(), SUM["block"])
+    _sum_parts[(blocks,)](parts, total, len(parts), weight.numel(), **SUM, num_warps=4)
     return total
