@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paam.errors import RecipeError
 from paam.schedule import Phase, Schedule, learning_rate, phase_at
 
 schedules = st.builds(
@@ -74,6 +75,13 @@ def test_the_papers_schedule_is_50_warmup_90_alternating_300_finetune():
     assert phase_at(schedule, 439) == Phase("finetune", 0, 299, 300)
     assert Schedule(control=True).total == 830
     assert phase_at(Schedule(control=True), 440) == Phase("control", 0, 0, 390)
+
+
+@pytest.mark.parametrize("lengths", [{"warmup": -3}, {"warmup": 0.5}, {"cycles": 0}, {"weight": 0}, {"score": True}])
+def test_lengths_that_make_no_schedule_are_refused(lengths):
+    (name,) = lengths
+    with pytest.raises(RecipeError, match=rf"schedule\.{name} is a whole number"):
+        Schedule(**lengths)
 
 
 # ---------------------------------------------------------------- learning rates

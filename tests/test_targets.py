@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from paam.errors import ArtifactError, PaamError, TargetError
 from paam.models import resnet20, vgg16_bn
 from paam.network import Choice, Network, prepare
 from paam.recipe import load_recipe
-from paam.select import Selection, Target, select
+from paam.select import Selection, Target, check_reachable, select
 from test_select import IMAGE, NETWORKS, random_scores
 
 
@@ -78,6 +80,24 @@ def test_of_two_budgets_the_unreachable_one_is_named(limit: str) -> None:
     shares = {"keep_macs": 0.9, "keep_params": 0.9, limit: 1e-5}
     with pytest.raises(TargetError, match=f"{limit} = 1e-05 cannot be reached"):
         select(network, random_scores(network, 0), Target(**shares))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@settings(max_examples=8)
+@given(seed=st.integers(0, 10_000), kind=st.sampled_from(["keep_macs", "keep_params", "keep_filters"]))
+@pytest.mark.parametrize("round_to", [1, 8])
+def test_what_is_within_reach_is_so_for_all_scores(name: str, round_to: int, seed: int, kind: str) -> None:
+    """Checked once, before training: the scores that training will find must not make it impossible."""
+    network = NETWORKS[name]
+    with pytest.raises(TargetError) as caught:
+        check_reachable(network, Target(**{kind: 1e-6}, round_to=round_to))
+    least = float(re.search(r"between ([\d.]+) and 1", str(caught.value))[1]) + 1e-4  # it has four digits
+    target = Target(**{kind: least}, round_to=round_to)
+    check_reachable(network, target)
+    chosen = select(network, random_scores(network, seed), target)
+    if kind == "keep_macs":
+        assert chosen.kept_macs <= least
+    assert chosen.plan.kept_filters > 0
 
 
 # ---------------------------------------------------------------- every shape of target

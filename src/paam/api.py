@@ -17,7 +17,7 @@ from paam.plan import Plan
 from paam.pruner import Pruner
 from paam.recipe import Recipe
 from paam.schedule import Schedule
-from paam.select import MODIFIERS, Target
+from paam.select import MODIFIERS, Target, check_reachable
 from paam.train.device import find_device
 from paam.train.engine import Engine
 from paam.train.evaluation import accuracy
@@ -104,6 +104,7 @@ def prune(
     options = dataclasses.asdict(recipe.prune)
     own = copy.deepcopy(model).to(device)
     pruner = Pruner(own, first[0][:1].to(device), score_lr=recipe.score_lr, inplace=True, **options)
+    check_reachable(pruner.network, recipe.target)
     history: list[dict[str, Any]] = []
 
     def emit(event: dict[str, Any]) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from paam.errors import RecipeError
+
 PhaseName = Literal["warmup", "score", "weight", "finetune", "control"]
 BEFORE_FINETUNE: tuple[PhaseName, ...] = ("warmup", "score", "weight")
 
@@ -34,6 +36,12 @@ class Schedule:
     weight: int = 6
     finetune: int = 300
     control: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("warmup", 0), ("cycles", 1), ("score", 0), ("weight", 1), ("finetune", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise RecipeError(f"schedule.{name} is a whole number of {least} or more; {value} was given.")
 
     @property
     def alternation(self) -> int:

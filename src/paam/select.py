@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -98,9 +99,17 @@ class Selection:
     kept_macs: float
 
 
+def check_reachable(network: Network, target: Target) -> None:
+    """Refuse what no scores could reach, before any training is spent on it."""
+    select(network, _equal_scores(network), target)
+
+
 def select(network: Network, scores: Mapping[str, Tensor], target: Target) -> Selection:
     """Choose the filters that stay. ``scores``: group name -> [width]."""
     order = _Order(network, scores, target)
+    if target.threshold is None and target.widths is None and _missed(network, order, target):
+        # What is within reach must not depend on what the scores turn out to be: the path of equal scores stays then.
+        order = _Order(network, scores, target, path_of=_equal_scores(network))
     threshold = target.threshold
     if target.widths is not None:
         choice = order.with_widths(_widths(network, Path(target.widths)))
@@ -125,12 +134,16 @@ def _widths(network: Network, path: Path) -> dict[str, int]:
 
 def _fit_budget(network: Network, order: _Order, target: Target) -> int:
     """How many filters to remove so that the cost just fits: with one fewer it does not."""
-    least = _shares(network, order.choice(order.removable))
-    for name, share in target.limits.items():
-        if least[name] > share + ROUNDING:
-            raise _unreachable(name, share, least[name], target.floor)
+    for name, least in _missed(network, order, target).items():
+        raise _unreachable(name, least, target)
     counts = range(order.removable + 1)
     return bisect_left(counts, True, key=lambda removed: _fits(network, order.choice(removed), target))
+
+
+def _missed(network: Network, order: _Order, target: Target) -> dict[str, float]:
+    """The limits that no selection in this order can keep, and the share that they would have to allow."""
+    least = _shares(network, order.choice(order.removable))
+    return {name: least[name] for name, share in target.limits.items() if least[name] > share + ROUNDING}
 
 
 def _filled(network: Network, order: _Order, target: Target, choice: Choice) -> Choice:
@@ -167,22 +180,40 @@ ROUNDING = 1e-12
 """Shares are quotients: 7 of 10 filters may come out above 0.7."""
 
 
-def _unreachable(name: str, share: float, least: float, floor: float) -> TargetError:
-    why = f"a floor of {floor:g} and these scores" if floor else "these scores"
+def _unreachable(name: str, least: float, target: Target) -> TargetError:
+    steps = f"widths in steps of {target.round_to}" if target.round_to > 1 else ""
+    floor = f"a floor of {target.floor:g}" if target.floor else ""
+    shaped = " and ".join(filter(None, [steps, floor]))
+    given = f" with {shaped}" if shaped else ""
+    what = {"keep_filters": "filters", "keep_macs": "MACs", "keep_params": "parameters"}[name]
     return TargetError(
-        f"{name} = {share:g} cannot be reached: with {why} the network can be pruned to between {least:.4f}"
-        " and 1 of its size."
+        f"{name} = {target.limits[name]:g} cannot be reached: the network can be pruned to between {least:.4f} and 1 of"
+        f" its {what}{given}."
     )
+
+
+def _equal_scores(network: Network) -> dict[str, Tensor]:
+    return {group.name: torch.ones(group.width) for group in network.groups}
 
 
 class _Order:
     """All removable filters in one line, lowest score first; those of the strongest path stand outside."""
 
-    def __init__(self, network: Network, scores: Mapping[str, Tensor], target: Target) -> None:
+    def __init__(
+        self,
+        network: Network,
+        scores: Mapping[str, Tensor],
+        target: Target,
+        path_of: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """``path_of``: scores whose strongest path it is, if not these."""
         self.groups = network.groups
         self.round_to, self.floor = target.round_to, target.floor
-        plain = {group.name: _checked(group, scores[group.name]) for group in network.groups}
-        protected = network.strongest_path(plain)
+        plain, strength = (
+            {group.name: _checked(group, given[group.name]) for group in network.groups}
+            for given in (scores, path_of or scores)
+        )
+        protected = network.strongest_path(strength)
         values, ranks, owners, numbers = [], [], [], []
         for place, group in enumerate(network.groups):
             score = plain[group.name]

@@ -21,7 +21,7 @@ from paam.pruner import Pruner
 from paam.recipe import Recipe
 from paam.record import RECORD_FILE, Event, RecordWriter, environment, of_kind, read_record
 from paam.schedule import phase_at
-from paam.select import select
+from paam.select import check_reachable
 from paam.train.batches import EvaluationBatches, Normalization, TrainingBatches
 from paam.train.checkpoint import CheckpointWriter, State, checkpoints, read_newest_checkpoint
 from paam.train.device import find_device, threads
@@ -84,7 +84,7 @@ def run(
             fresh = not (resume and checkpoints(out / CHECKPOINTS))
             pruner = _build_pruner(recipe, data, seed, device, fresh=fresh)
             if fresh:
-                select(pruner.network, pruner.scores(), recipe.target)  # an impossible target must not cost a warm-up
+                check_reachable(pruner.network, recipe.target)
             lock.take()
             check_directory(out, resume=resume, overwrite=overwrite)  # another process may have come and gone
             return _run(
