@@ -527,12 +527,12 @@ def test_a_signal_says_what_the_next_one_would_do(cli, monkeypatch, number, agai
 
 def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_checkpoints(refuse, here):
     command = ["prune", DIGITS, *QUICK, "--out=out", "--set=finetune.lr=1e6", "--set=finetune.momentum=0.99"]
-    command += ["--set=schedule.finetune=9"]
+    command += ["--set=schedule.finetune=9", "--set=data.batch_size=32"]
     message = refuse(*command)
     found = re.search(r"not finite at step (\d+) of epoch (\d+) \(finetune phase\)", message)
     assert found
     step, epoch = map(int, found.groups())
-    assert 1 <= step <= 9  # 1,167 images to train on in batches of 128
+    assert 1 <= step <= 36  # 1,167 images to train on in batches of 32
     assert epoch >= 4  # behind one of warm-up, one of scores, one of weights
     assert "finetune.lr" in message
     assert "out/checkpoints" in message
@@ -546,6 +546,16 @@ def test_a_loss_that_is_not_finite_names_the_step_and_keeps_the_checkpoints(refu
     before = snapshot(here / "out")
     assert refuse(*command, "--resume") == message  # the same seed goes the same way again
     assert snapshot(here / "out").keys() == before.keys()
+
+
+def test_a_loss_that_explodes_ends_the_run_before_its_state_is_saved_and_a_lower_rate_goes_on(refuse, cli, here):
+    command = ["prune", DIGITS, *QUICK, "--set=schedule.finetune=4", "--out=out"]
+    message = refuse(*command, "--set=finetune.lr=100")
+    assert re.search(r"The loss has exploded in epoch 4 \(finetune phase\)", message)
+    assert cli(*command, "--resume").code == 0
+    assert cli(*command[:-1], "--out=other").code == 0
+    ends = [read_record(here / name / "record.jsonl")[-1]["pruned"]["accuracy"] for name in ("out", "other")]
+    assert ends[0] == ends[1]  # nothing of the lost epoch is left
 
 
 def test_a_loss_lost_in_the_first_epoch_promises_no_checkpoint(refuse, here):

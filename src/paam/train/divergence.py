@@ -18,6 +18,9 @@ LOSS_CHECK_EVERY = 50
 NO_SCORE = 1e-3
 """When every score is below this, none of the filters matters any more, and their order says nothing."""
 
+EXPLODED = 100.0
+"""A mean loss above this is no training any more: the right answers are given a chance of e to the power of -100."""
+
 VANISHED, FEW = 0.02, 0.05
 """A batch-norm scale below the first passes nothing on. Up to the second, as a share of all, that is usual."""
 
@@ -49,12 +52,14 @@ def check_losses(losses: Sequence[Tensor], phase: PhaseName, epoch: int) -> None
         )
 
 
-def check_values(values: Iterable[Tensor], phase: PhaseName, epoch: int) -> None:
-    """Weights and statistics behind an epoch, or behind the part of it that was done."""
+def check_epoch(losses: Sequence[Tensor], values: Iterable[Tensor], phase: PhaseName, epoch: int) -> None:
+    """Losses, weights and statistics of an epoch, or of the part of it that was done, before that is saved as good."""
+    mean = float(torch.stack(list(losses)).mean())
+    reason = "The loss has exploded" if mean > EXPLODED and phase != "score" else None  # scores have a penalty in it
     if not torch.stack([value.isfinite().all() for value in values]).all():
-        raise DivergedError(
-            f"A weight is not finite in epoch {epoch + 1} ({phase} phase). Lower {section_of(phase)}.lr."
-        )
+        reason = "A weight is not finite"
+    if reason is not None:
+        raise DivergedError(f"{reason} in epoch {epoch + 1} ({phase} phase). Lower {section_of(phase)}.lr.")
 
 
 def check_scores(scores: Mapping[str, Tensor], epoch: int) -> None:

@@ -25,7 +25,7 @@ from paam.select import Selection
 from paam.settings import OptimizerSettings
 from paam.train.batches import epoch_seed
 from paam.train.capture import Step
-from paam.train.divergence import LOSS_CHECK_EVERY, check_losses, check_scores, check_values, vanished_scales
+from paam.train.divergence import LOSS_CHECK_EVERY, check_epoch, check_losses, check_scores, vanished_scales
 from paam.train.events import scores_event, selection_event
 from paam.train.flat import RoundedWeights
 from paam.train.networks import Networks
@@ -101,7 +101,7 @@ class Engine:
                 pause.take_up(model)
             finished = self._train(optimizer, rounded, phase, epoch, losses)
             inside = {} if finished else copies(model)
-        check_values((*self.networks.trained(phase.name).blocks, *model.buffers()), phase.name, epoch)
+        check_epoch(losses, (*self.networks.trained(phase.name).blocks, *model.buffers()), phase.name, epoch)
         if phase.name == "score":
             check_scores(self.pruner.scores(), epoch)
         if not finished:
