@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from paam.errors import PaamError
 from paam.report.comparison import GAP, LETTER, LINE, _clear, families, plane
 from paam.report.facts import gather
-from paam.report.figures import Mark
+from paam.report.figures import Mark, score_data, score_plots
 from paam.report.html import page, write_report
 from paam.report.scales import Axis, linear, logarithmic, round_steps
+from paam.report.words import score_words
 from records import EPOCHS, RECIPE, SCORES, events, large, write
 
 VOID = {"meta", "br", "input", "link", "img", "hr"}
@@ -193,6 +194,37 @@ def test_the_histogram_is_split_at_the_threshold_and_the_curve_ends_at_all():
     assert heights == sorted(heights, reverse=True)
     assert heights[0] == pytest.approx(100 * (1 - 4 / 12), abs=0.01)
     assert heights[-1] == 0
+
+
+def test_scores_that_lie_close_together_are_enlarged():
+    """0.9984 to 0.9999 in bins of 5e-5, with one of air on both sides; what is at 0.9990 or above stays."""
+    scores = [round(0.9984 + 0.00003 * number, 6) for number in range(51)]
+    record = events()
+    for event in record:
+        if event["event"] == "scores":
+            event["scores"] = {"stem": scores}
+        if event["event"] == "selection":
+            event["threshold"] = 0.999
+    data = score_data(gather("run", record))
+    assert data is not None
+    assert (data["bin"], data["start"]) == pytest.approx((5e-5, 0.99835))
+    (sparse,) = data["cycles"][-1]["counts"]
+    counts = dict(zip(sparse[::2], sparse[1::2], strict=True))
+    assert (min(counts), max(counts), data["bins"]) == (1, 31, 33)
+    assert sum(counts.values()) == 51
+    assert sum(count for place, count in counts.items() if place < 13) == 20  # 0.9984, 0.99843, ... 0.99897
+    bars = score_plots(data)[0]
+    assert bars.rule is not None
+    assert bars.rule.label == "θ = 0.999"
+    assert bars.rule.left == pytest.approx(100 * (0.999 - 0.99835) / (33 * 5e-5), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("score", "words"),
+    [(0.5, "0.500"), (1.0, "1.000"), (0.99951, "0.99951"), (0.9999987, "0.9999987"), (1.02, "1.020")],
+)
+def test_a_score_is_told_from_one(score, words):
+    assert score_words(score) == words
 
 
 def test_curves_pass_through_every_epoch_and_phases_are_shaded(made):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 from paam.report.facts import Cycle, Epoch, Facts
-from paam.report.scales import Axis, Tick, linear, logarithmic
+from paam.report.scales import Axis, Tick, linear, logarithmic, round_step
+from paam.report.words import score_words
 
 PHASES = {
     "warmup": "warm-up",
@@ -163,6 +165,8 @@ def _short(value: float | None, digits: int = 4) -> float | None:
 BIN = 0.02
 TOP = 2.0
 """Scores from here on count in the last bin."""
+NARROW, PARTS = 0.4, 40
+"""Scores that lie closer together than the first are shown enlarged, in about so many bins."""
 
 
 def score_data(facts: Facts) -> dict[str, Any] | None:
@@ -171,28 +175,43 @@ def score_data(facts: Facts) -> dict[str, Any] | None:
     if not cycles:
         return None
     layers = list(dict.fromkeys(name for cycle in cycles for name in cycle.scores))
-    highest = max(score for cycle in cycles for scores in cycle.scores.values() for score in scores)
-    top = min(max(round(BIN * (int(highest / BIN) + 1), 2) if highest < TOP else TOP, 1.0 + BIN), TOP)
+    start, width, bins = _grid(
+        [score for cycle in cycles for scores in cycle.scores.values() for score in scores]
+        + [cycle.threshold for cycle in cycles if cycle.threshold is not None]
+    )
     return {
-        "bin": BIN,
-        "bins": round(top / BIN),
+        "start": start,
+        "bin": width,
+        "bins": bins,
         "layers": layers,
         "cycles": [
             {
                 "cycle": cycle.number,
-                "threshold": _short(cycle.threshold, 6),
+                "threshold": _short(cycle.threshold, 7),
+                "shown": None if cycle.threshold is None else score_words(cycle.threshold),
                 "kept": [list(cycle.kept.get(name, ())) for name in layers],
-                "counts": [_histogram(cycle.scores.get(name, []), round(top / BIN)) for name in layers],
+                "counts": [_histogram(cycle.scores.get(name, []), start, width, bins) for name in layers],
             }
             for cycle in cycles
         ],
     }
 
 
-def _histogram(scores: Iterable[float], bins: int) -> list[int]:
+def _grid(values: Sequence[float]) -> tuple[float, float, int]:
+    """Where the bins of a histogram start, how wide they are and how many: from 0, or enlarged."""
+    low, high = min(values), max(values)
+    if high - low >= NARROW or high >= TOP or low < 0:
+        top = min(max(round(BIN * (int(high / BIN) + 1), 2) if high < TOP else TOP, 1.0 + BIN), TOP)
+        return 0.0, BIN, round(top / BIN)
+    width = round_step(max(high - low, 1e-5) / PARTS)
+    first = math.floor(low / width + 1e-6) - 1
+    return round(first * width, 9), width, math.floor(high / width + 1e-6) - first + 2
+
+
+def _histogram(scores: Iterable[float], start: float, width: float, bins: int) -> list[int]:
     counts: dict[int, int] = {}
     for score in scores:
-        place = min(max(int(score / BIN + 1e-9), 0), bins - 1)
+        place = min(max(int((score - start) / width + 1e-6), 0), bins - 1)
         counts[place] = counts.get(place, 0) + 1
     return [number for place in sorted(counts) for number in (place, counts[place])]
 
@@ -205,9 +224,9 @@ def score_plots(data: dict[str, Any]) -> tuple[Plot, Plot]:
     for sparse in cycle["counts"]:
         for place, count in zip(sparse[::2], sparse[1::2], strict=True):
             counts[place] += count
-    x = Axis(0, data["bins"] * data["bin"], count=6)
+    x = Axis(data["start"], data["start"] + data["bins"] * data["bin"], count=6)
     y = Axis(0, max(counts) * 1.06, count=4)
-    split = 0.0 if cycle["threshold"] is None else min(max(100 * cycle["threshold"] / x.high, 0.0), 100.0)
+    split = 0.0 if cycle["threshold"] is None else x.place(cycle["threshold"])
     width = 100 / data["bins"]
     cut, stay, steps, total = "", "", "M0 100", 0
     for place, count in enumerate(counts):
@@ -219,7 +238,7 @@ def score_plots(data: dict[str, Any]) -> tuple[Plot, Plot]:
             stay += _bar(max(left, split), right, top)
     rule = None
     if cycle["threshold"] is not None:
-        rule = Mark(round(split, 2), 0, "theta", f"threshold {cycle['threshold']:.3f}", f"θ = {cycle['threshold']:.3f}")
+        rule = Mark(split, 0, "theta", f"threshold {cycle['shown']}", f"θ = {cycle['shown']}")
     bars = [Line("cut", cut), Line("stay", stay)]
     histogram = Plot("score", "filters", x.ticks, y.ticks, bars, rule=rule)
     shares = Axis(0, 100)
@@ -239,7 +258,7 @@ def score_line(cycle: dict[str, Any]) -> str:
     if not known:
         return "The selection of this cycle is not recorded."
     stay, width = sum(pair[0] for pair in known), sum(pair[1] for pair in known)
-    threshold = "" if cycle["threshold"] is None else f"; threshold θ = {cycle['threshold']:.3f}"
+    threshold = "" if cycle["threshold"] is None else f"; threshold θ = {cycle['shown']}"
     return f"{stay:,} of {width:,} filters stay{threshold}"
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from paam.record import Event
+from paam.report.words import score_words
 
 PHASES = {
     "warmup": "warm-up (dense)",
@@ -99,7 +100,7 @@ def vanished_line(event: Event) -> str:
 
 def selection_line(event: Event) -> str:
     kept, width = filters(event)
-    theta = "" if event["threshold"] is None else f" (scores from {event['threshold']:.3f})"
+    theta = "" if event["threshold"] is None else f" (scores from {score_words(event['threshold'])})"
     return (
         f"cycle {event['cycle']}: {kept} of {width} filters stay{theta},"
         f" {100 * event['kept_macs']:.1f} % of MACs, {100 * event['kept_params']:.1f} % of parameters"

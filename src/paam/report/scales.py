@@ -55,10 +55,14 @@ def logarithmic(values: Iterable[float]) -> Axis:
 
 def round_steps(low: float, high: float, count: int) -> list[float]:
     """About ``count`` multiples of 1, 2 or 5 times a power of ten within a range."""
-    raw = (high - low) / max(count, 1)
-    power = 10 ** math.floor(math.log10(raw))
-    step = min((power, 2 * power, 5 * power, 10 * power), key=lambda step: abs(math.log(step / raw)))
+    step = round_step((high - low) / max(count, 1))
     return [round(k * step, 12) for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def round_step(raw: float) -> float:
+    """1, 2 or 5 times a power of ten: the nearest."""
+    power = 10.0 ** math.floor(math.log10(raw))
+    return min((power, 2 * power, 5 * power, 10 * power), key=lambda step: abs(math.log(step / raw)))
 
 
 def _decades(low: float, high: float) -> list[float]:

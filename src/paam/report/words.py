@@ -15,6 +15,12 @@ def signed(value: float, digits: int = 2) -> str:
     return f"{value:+.{digits}f}".replace("-", MINUS)
 
 
+def score_words(score: float) -> str:
+    """Three digits, or as many as tell it from 1, where scores begin."""
+    digits = next((digits for digits in range(3, 7) if score == 1 or round(score, digits) != 1), 7)
+    return f"{score:.{digits if digits == 3 else digits + 1}f}"
+
+
 def duration(seconds: float) -> str:
     """ "1 h 12 min", "3 min 5 s", "42 s"."""
     minutes, rest = divmod(round(seconds), 60)

@@ -97,7 +97,7 @@
       const total = counts.reduce((sum, count) => sum + count, 0);
       const most = Math.max(...counts, 1) * 1.06;
       const theta = cycle.threshold;
-      const split = theta === null ? 0 : Math.max(0, Math.min(100, (100 * theta) / (data.bins * data.bin)));
+      const split = theta === null ? 0 : Math.max(0, Math.min(100, (100 * (theta - data.start)) / (data.bins * data.bin)));
       const bar = (left, right, top) => (right - left > 0.01 ? `M${left} 100V${top}H${right}V100Z` : "");
       let cut = "", stay = "", steps = "M0 100", sum = 0;
       counts.forEach((count, place) => {
@@ -113,13 +113,13 @@
       bars.querySelector(".stay").setAttribute("d", stay);
       curve.querySelector("path").setAttribute("d", steps);
       ticks(bars.querySelector(".y-ticks"), most);
-      for (const area of [bars, curve]) mark(area, theta, split);
+      for (const area of [bars, curve]) mark(area, cycle.shown, split);
       const kept = mine(cycle.kept).filter((pair) => pair.length);
       const count = (index) => kept.reduce((all, pair) => all + pair[index], 0).toLocaleString("en");
       find(".cycle-number").textContent = cycle.cycle;
       find(".which").textContent = `Cycle ${cycle.cycle}, ${layer < 0 ? "all layers" : data.layers[layer]}.`;
       find(".what").textContent = kept.length
-        ? `${count(0)} of ${count(1)} filters stay${theta === null ? "" : `; threshold θ = ${theta.toFixed(3)}`}`
+        ? `${count(0)} of ${count(1)} filters stay${theta === null ? "" : `; threshold θ = ${cycle.shown}`}`
         : "The selection of this cycle is not recorded.";
     }
 
@@ -138,7 +138,7 @@
       }
     }
 
-    function mark(area, theta, split) {
+    function mark(area, shown, split) {
       let rule = area.querySelector(".rule");
       if (!rule) {
         rule = document.createElement("i");
@@ -146,10 +146,10 @@
         rule.append(document.createElement("span"));
         area.append(rule);
       }
-      rule.hidden = theta === null;
-      if (theta === null) return;
+      rule.hidden = shown === null;
+      if (shown === null) return;
       rule.style.left = `${split}%`;
-      rule.firstChild.textContent = `θ = ${theta.toFixed(3)}`;
+      rule.firstChild.textContent = `θ = ${shown}`;
       rule.firstChild.className = split > 70 ? "before" : "";
     }
 
