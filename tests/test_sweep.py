@@ -153,6 +153,9 @@ def test_a_key_that_is_given_twice_is_refused(options):
         (["tiny.toml", "--vary=finetune.ler=1,2"], ["finetune.ler", "'finetune.lr'"]),
         (["tiny.toml", "--vary=prune.scorer=kq,qk"], ["prune.scorer", "'qk'"]),
         (["tiny.toml", "--vary=data.directory=a,b", "--data=c"], ["data.directory", "twice"]),
+        (["tiny.toml", "--keep-macs=0.5", "--threshold=0.5"], ["--keep-macs and --threshold", "one target"]),
+        (["tiny.toml", "--keep-macs=0.5", "--vary=target.keep_macs=0.4,0.3"], ["target.keep_macs", "twice"]),
+        (["tiny.toml", "--keep-macs=2"], ["keep_macs", "2"]),
         (["tiny.toml", "--set=finetune.lr=fast"], ["finetune.lr", "a number"]),
         (["tiny.toml", "nowhere.toml"], ["nowhere.toml"]),
         (["tiny.toml", "--device=warp"], ["'warp'", "cpu"]),
@@ -243,6 +246,13 @@ def test_a_failing_run_is_named_and_does_not_stop_the_others_and_finished_ones_a
     code, out, err = sweep(monkeypatch, capsys, "tiny.toml", "--vary=warmup.lr=0.1", "--out=out")
     assert (code, err) == (0, "")
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_target_on_the_command_line_is_that_of_all_runs(monkeypatch, capsys, here):
+    assert sweep(monkeypatch, capsys, "tiny.toml", "--seeds=0,1", "--keep-params=0.4", "--out=out")[0] == 0
+    for seed in (0, 1):
+        end = read_record(here / "out" / f"tiny-seed{seed}" / "record.jsonl")[-1]
+        assert end["pruned"]["params"] <= 0.4 * end["dense"]["params"]
 
 
 def wait_for(condition, process: subprocess.Popen) -> None:

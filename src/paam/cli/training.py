@@ -47,6 +47,15 @@ def _share(of: str) -> Any:
     return typer.Option(help=f"Share of the dense network's {of} that may remain, 0 to 1.")
 
 
+KeepMacs = Annotated[float | None, _share("MACs")]
+KeepParams = Annotated[float | None, _share("parameters")]
+KeepFilters = Annotated[float | None, _share("filters")]
+Threshold = Annotated[float | None, typer.Option(help="Filters scored below this fall.")]
+RoundTo = Annotated[
+    int | None, typer.Option(help="Keep multiples of so many filters per group: 8 suits most hardware.")
+]
+
+
 @app.command(epilog="Example:  paam demo")
 def demo(
     out: Annotated[
@@ -85,13 +94,11 @@ def demo(
 def prune(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe (see [bold]paam recipes[/]) or a path to a .toml.")],
     data: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
-    keep_macs: Annotated[float | None, _share("MACs")] = None,
-    keep_params: Annotated[float | None, _share("parameters")] = None,
-    keep_filters: Annotated[float | None, _share("filters")] = None,
-    threshold: Annotated[float | None, typer.Option(help="Filters scored below this fall.")] = None,
-    round_to: Annotated[
-        int | None, typer.Option(help="Keep multiples of so many filters per group: 8 suits most hardware.")
-    ] = None,
+    keep_macs: KeepMacs = None,
+    keep_params: KeepParams = None,
+    keep_filters: KeepFilters = None,
+    threshold: Threshold = None,
+    round_to: RoundTo = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the recipe; repeatable.")
     ] = None,
@@ -106,20 +113,30 @@ def prune(
 ) -> None:
     """Train, prune and fine-tune a network by a recipe."""
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or ())
-    targets = {"keep_macs": keep_macs, "keep_params": keep_params, "keep_filters": keep_filters, "threshold": threshold}
-    given = {name: value for name, value in targets.items() if value is not None}
-    if len(given) > 1 and set(given) != {"keep_macs", "keep_params"}:
-        options = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise RecipeError(f"{options} contradict each other; give one target.")
-    overrides |= {f"target.{name}": value for name, value in given.items()}
-    if round_to is not None:
-        overrides["target.round_to"] = round_to
+    overrides |= _target(keep_macs, keep_params, keep_filters, threshold, round_to)
     if data is not None:
         overrides["data.directory"] = str(data)
     out = out or Path("runs") / f"{Path(recipe).stem}-seed{seed}"
     shown = {"quiet": quiet, "as_json": as_json}
     how: dict[str, Any] = {"device": device, "resume": resume, "overwrite": overwrite}
     _prune(recipe, overrides, out, seed=seed, shown=shown, tensorboard=tensorboard, **how)
+
+
+def _target(
+    keep_macs: float | None,
+    keep_params: float | None,
+    keep_filters: float | None,
+    threshold: float | None,
+    round_to: int | None,
+) -> dict[str, Any]:
+    """Keys of a recipe's target that were given as options."""
+    targets = {"keep_macs": keep_macs, "keep_params": keep_params, "keep_filters": keep_filters, "threshold": threshold}
+    given = {name: value for name, value in targets.items() if value is not None}
+    if len(given) > 1 and set(given) != {"keep_macs", "keep_params"}:
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise RecipeError(f"{options} contradict each other; give one target.")
+    shaped = {} if round_to is None else {"round_to": round_to}
+    return {f"target.{name}": value for name, value in (given | shaped).items()}
 
 
 @app.command(
@@ -136,6 +153,11 @@ def sweep(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key for all runs; repeatable.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
+    keep_macs: KeepMacs = None,
+    keep_params: KeepParams = None,
+    keep_filters: KeepFilters = None,
+    threshold: Threshold = None,
+    round_to: RoundTo = None,
     out: Annotated[Path, typer.Option(help="Folder for the run directories.")] = Path("runs/sweep"),
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU when there is one.")] = "auto",
     jobs: Annotated[
@@ -147,7 +169,9 @@ def sweep(
     on_gpu = device.startswith("cuda") and torch.cuda.is_available()
     if not on_gpu:  # a GPU is left to the runs: it may serve one process at a time
         find_device(device)
-    options = [part for text in settings or () for part in ("--set", text)]
+    target = _target(keep_macs, keep_params, keep_filters, threshold, round_to)
+    settings = [*(settings or ()), *(f"{key}={value}" for key, value in target.items())]
+    options = [part for text in settings for part in ("--set", text)]
     options += ["--device", device, *([] if data is None else ["--data", str(data)])]
     planned = jobs_of(recipes, _numbers(seeds), vary or (), options, out)
     for job in planned:
