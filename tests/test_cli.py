@@ -518,7 +518,7 @@ def test_a_signal_says_what_the_next_one_would_do(cli, monkeypatch, number, agai
     monkeypatch.setattr(paam.cli.training, "run", signalled)
     done = cli("prune", DIGITS, *QUICK, "--out=out")
     assert done.code == 128 + number
-    assert f"\nstopping behind this step; {again} stops at once, without saving\n" in done.out
+    assert f"\nstopping after this step; {again} stops at once, without saving\n" in done.out
     assert ("Ctrl-C" in done.out) == (number == signal.SIGINT)
 
 

@@ -404,6 +404,12 @@ def test_a_run_that_repeats_a_seed_or_is_not_finished_is_a_row_of_its_own():
     assert line.count("L") == 1  # between the two seeds
 
 
+def test_a_failed_run_says_why_in_the_table():
+    failed = {"event": "failed", "epoch": 4, "reason": "The loss has exploded."}
+    runs = [gather("one", events()), gather("two", [*events(seed=5)[:-1], failed])]
+    assert [family.note for family in families(runs)] == ["", "failed: The loss has exploded."]
+
+
 def test_labels_in_the_plane_cover_neither_each_other_nor_a_point():
     """Points of two crowded corners; boxes of labels worked out here, from what the page is told."""
     corner = [(97, 20, "medium-seed0"), (97.2, 23, "medium-seed1"), (97.4, 23.5, "Vanilla, medium"), (86, 28, "KQ")]

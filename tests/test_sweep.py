@@ -274,7 +274,7 @@ def test_an_interrupt_reaches_the_runs_they_save_and_the_sweep_goes_on(here):
         try:
             wait_for(reached.exists, process)
             process.send_signal(number)
-            wait_for(lambda: "stopping behind this step" in log.read_text("utf-8"), process)
+            wait_for(lambda: "stopping after this step" in log.read_text("utf-8"), process)
             hold.unlink()
             out, err = process.communicate(timeout=60)
         finally:

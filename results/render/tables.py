@@ -19,8 +19,8 @@ from render.runs import epochs_behind, experiments, given, runs
 STRONG = {
     "medium": "our recipe, medium ratio",
     "high": "our recipe, high ratio",
-    "l1": "control: even widths, filters by l1 norm",
-    "scratch": "control: even widths, from random weights",
+    "l1": "control: uniform widths, filters by l1 norm",
+    "scratch": "control: uniform widths, from random weights",
     "free": "control: one free logit per filter",
     "widths": "control: the widths our recipe found, filters at random",
     "dense": "control: nothing removed, the dense network trained on for as long",

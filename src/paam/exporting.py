@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
 import io
 import json
+import logging
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +94,7 @@ def _pt2(program: Any) -> bytes:
 def _onnx(program: Any) -> bytes:
     if missing := [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]:
         raise ArtifactError(f"ONNX export needs the packages {' and '.join(missing)}: pip install 'paam[onnx]'.")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _silenced("torch.onnx"):
         warnings.simplefilter("ignore")  # of the exporter's own workings; the result is what counts
         inputs = len(program.graph_signature.user_inputs)
         names = ["input"] if inputs == 1 else [f"input{number}" for number in range(inputs)]
@@ -107,6 +110,16 @@ def _onnx(program: Any) -> bytes:
             sizes[0].dim_param = "batch"
     content: bytes = proto.SerializeToString()
     return content
+
+
+@contextlib.contextmanager
+def _silenced(logger: str) -> Iterator[None]:
+    level = logging.getLogger(logger).level
+    logging.getLogger(logger).setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.getLogger(logger).setLevel(level)
 
 
 def _export_safetensors(model: nn.Module, path: Path) -> None:

@@ -48,7 +48,8 @@ def inspect(
     """Show what would be gated in a network: layers, groups, streams, what is left alone and why."""
     small = model in MODELS
     sizes = _sizes(shape or ("3x32x32" if small else "3x224x224"))
-    built = build_model(model, num_classes=classes or (10 if small else 1000), in_channels=sizes[0])
+    classes = classes or (10 if small else 1000)
+    built = build_model(model, num_classes=classes, in_channels=sizes[0])
     example = torch.zeros(1, *sizes)
     network = prepare(built, example, placement=placement, streams=streams, ignore=ignore or ())
     found = inspect_network(network)
@@ -58,7 +59,7 @@ def inspect(
         console = Console()
         if not console.is_terminal:
             console.width = max(console.width, 160)  # names whole, for grep and for --ignore
-        console.print(inspection_table(model, sizes, found))
+        console.print(inspection_table(model, sizes, classes, found))
 
 
 @app.command(

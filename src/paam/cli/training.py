@@ -30,7 +30,7 @@ from paam.report.tensorboard import TensorBoardView
 from paam.report.views import choose_view
 from paam.train.checkpoint import checkpoints
 from paam.train.device import find_device, usual_device
-from paam.train.directory import CHECKPOINTS, REPORT_FILE, TENSORBOARD
+from paam.train.directory import CHECKPOINTS, DENSE_FILE, REPORT_FILE, TENSORBOARD
 from paam.train.run import run
 from paam.train.sweep import jobs_of, results, run_jobs, shared_gpu
 
@@ -241,7 +241,7 @@ def _prune(
 
             def asked() -> None:
                 again = "Ctrl-C once more" if stopping.received == signal.SIGINT else "a second signal"
-                view.warn(f"stopping behind this step; {again} stops at once, without saving")
+                view.warn(f"stopping after this step; {again} stops at once, without saving")
 
             def at_once() -> None:
                 view.close()
@@ -278,7 +278,8 @@ def _tell_result(events: list[Event], out: Path, *, quiet: bool, as_json: bool) 
         return True
     if quiet:
         return put(f"{result_line(of_kind(events, 'start')[0], of_kind(events, 'end')[0])}; {out}")
-    files = f"artifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors"
+    dense = ", dense.safetensors" if (out / DENSE_FILE).exists() else ""
+    files = f"artifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors{dense}"
     return show(Console(), summary(events), f"\n{files}\nreport: {out / REPORT_FILE}")
 
 

@@ -105,7 +105,7 @@ def _by_seed(members: Sequence[tuple[int, Facts]]) -> list[tuple[list[tuple[int,
     for number, run in members:
         if number in taken:
             continue
-        notes = [] if run.finished else ["not finished"]
+        notes = [] if run.finished else [f"failed: {run.failure}" if run.failure else "not finished"]
         if len(members) > 1 and run.start.get("seed") is None:
             notes.append("its seed is not recorded")
         elif same := seeds.get(_seed(run)):

@@ -82,6 +82,8 @@ class Facts:
     kept: dict[str, tuple[int, int]]
     streams: frozenset[str]
     finished: bool
+    failure: str
+    """Why the run ended early, if an error ended it."""
     problems: list[str]
     changes: list[Change]
 
@@ -166,9 +168,11 @@ def gather(name: str, events: Iterable[Event], problems: Iterable[str] = ()) -> 
     unknown = Counter(text(event["event"]) for event in events if event["event"] not in KINDS)
     if unknown:
         found.append(f"Events of a kind that is not known here were passed over: {', '.join(sorted(unknown))}.")
+    failures = [] if end else of_kind(events, "failed")
+    failure = (text(failures[-1].get("reason")) or "no reason is recorded") if failures else ""
     found += [vanished_line(event) for event in of_kind(events, "vanished") if problem(event) is None]
     if not end:
-        found += [f"The run failed: {text(event.get('reason'))}" for event in of_kind(events, "failed")[-1:]]
+        found += [f"The run failed: {failure}"] if failure else []
         found.append(_unfinished(start, epochs))
     else:
         results = {"dense": dense, "pruned": pruned}
@@ -189,6 +193,7 @@ def gather(name: str, events: Iterable[Event], problems: Iterable[str] = ()) -> 
         kept=kept,
         streams=streams,
         finished=bool(end),
+        failure=failure,
         problems=found,
         changes=changes,
     )

@@ -15,7 +15,7 @@ from paam.report.phrases import less, removed
 from paam.speed import Speed
 
 
-def inspection_table(model: str, sizes: Sequence[int], found: Inspection) -> RenderableType:
+def inspection_table(model: str, sizes: Sequence[int], classes: int, found: Inspection) -> RenderableType:
     """Layers in the order of the model, then what else is to know."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("layer", "kind"):
@@ -36,7 +36,8 @@ def inspection_table(model: str, sizes: Sequence[int], found: Inspection) -> Ren
     streams = {group["stream"] for group in found.groups.values()} - {None}
     params, macs = _short(found.params), _short(found.macs)
     lines: list[RenderableType] = [
-        f"\n[bold]{escape(model)}[/], input {'x'.join(map(str, sizes))}: {params} parameters, {macs} MACs",
+        f"\n[bold]{escape(model)}[/], input {'x'.join(map(str, sizes))}, {classes:,} classes: {params} parameters,"
+        f" {macs} MACs",
         f"{filters} filters in {len(found.groups)} groups can be removed; {len(streams)} residual streams",
     ]
     if found.whole:

@@ -70,7 +70,7 @@ class Engine:
         self.steps: dict[PhaseName, Step] = {}
         self.on_step: Callable[[int, int], None] = lambda step, steps: None
         self.stop: Callable[[], bool] = lambda: False
-        """Asked behind every step; once it says yes it must go on doing so."""
+        """Asked after every step; once it says yes it must go on doing so."""
         self.pause: Pause | None = None
         """Set when a stop left an epoch unfinished."""
         if recipe.schedule.warmup == 0:

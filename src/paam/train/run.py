@@ -63,7 +63,7 @@ def run(
 ) -> list[Event]:
     """Run a recipe and return its record. Nothing is written before data, model and target have been checked.
 
-    ``stop`` is asked behind every step: once it says yes, and stays with that, the state is saved and StoppedError
+    ``stop`` is asked after every step: once it says yes, and stays with that, the state is saved and StoppedError
     raised. Signals are the caller's business; none is caught here. ``command``: what repeats the run, for its record.
     ``watch`` is told of every event. A run that goes on is announced by ``resumed``, which no record holds, and then
     told again from its start, so that a view needs nothing but what it is told; ``on_step(step, steps)``: of each step.
