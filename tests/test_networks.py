@@ -510,6 +510,9 @@ def test_a_pruned_network_can_be_pickled_again_and_again_with_its_plan_and_modes
 def test_odd_arguments_are_explained() -> None:
     model = Net(functional_dropout).double()
     assert len(Pruner(model, [X]).network.groups) == 2
+    for nothing in (None, (), [3]):
+        with pytest.raises(GraphError, match="example_inputs is the tensor"):
+            Pruner(model, nothing)
     with pytest.raises(GraphError, match="takes 1 inputs; 2 examples"):
         prepare(model, (X, X))
     with pytest.raises(RecipeError, match="alpha 0"):

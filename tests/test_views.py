@@ -20,7 +20,7 @@ from paam.progress import Progress, ProgressFile, StepClock, read_progress
 from paam.report.checking import KINDS, problem
 from paam.report.frame import frame
 from paam.report.live import LiveView
-from paam.report.phrases import age, curve_blocks, duration, result_line, score_blocks
+from paam.report.phrases import age, curve_blocks, duration, result_line, score_blocks, selection_line
 from paam.report.plain import JsonView, PlainView
 from paam.report.state import RunState, after
 from paam.report.summary import summary
@@ -268,6 +268,12 @@ def test_the_live_view_uses_the_second_screen_and_leaves_a_transcript():
     assert lines[1].startswith("cycle 1: 3 of 10 filters stay (scores from 0.500), 55.0 % of MACs, 40.0 % of")
     assert lines[2:4] == ["a model's own words", "mind this"]
     assert sys.stdout is not view.said
+
+
+def test_a_selection_that_removes_nothing_says_so():
+    kept = {name: [width, width] for name, (_, width) in SELECTION["kept_filters"].items()}
+    line = selection_line({**SELECTION, "kept_filters": kept})
+    assert line == "cycle 1: all 10 filters stay, none has a score below 0.500"
 
 
 def test_a_talkative_model_cannot_fill_the_memory():

@@ -96,7 +96,10 @@ def _said(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def trace(model: nn.Module, example_inputs: Tensor | Sequence[Tensor], ignore: Sequence[str] = ()) -> Traced:
     """Trace the model and record shapes. The model is left as it was found. ``ignore``: modules not to look into."""
-    examples = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    examples = example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)
+    if not examples or not all(isinstance(example, Tensor) for example in examples):
+        raise GraphError("example_inputs is the tensor that forward() takes, or a tuple of them: one small batch.")
+    examples = tuple(examples)
     ignored = tuple(dict.fromkeys(ignore))
     try:
         tracer = Tracer(examples, ignored)

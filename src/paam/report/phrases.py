@@ -100,9 +100,12 @@ def vanished_line(event: Event) -> str:
 
 def selection_line(event: Event) -> str:
     kept, width = filters(event)
-    theta = "" if event["threshold"] is None else f" (scores from {score_words(event['threshold'])})"
+    theta = None if event["threshold"] is None else score_words(event["threshold"])
+    if kept == width and theta is not None:
+        return f"cycle {event['cycle']}: all {width} filters stay, none has a score below {theta}"
+    from_here = "" if theta is None else f" (scores from {theta})"
     return (
-        f"cycle {event['cycle']}: {kept} of {width} filters stay{theta},"
+        f"cycle {event['cycle']}: {kept} of {width} filters stay{from_here},"
         f" {100 * event['kept_macs']:.1f} % of MACs, {100 * event['kept_params']:.1f} % of parameters"
     )
 
