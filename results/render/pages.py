@@ -61,6 +61,15 @@ def choices(results: Path) -> str:
     return f"### Choices for the recipe\n\n{text}\n\n{table}\n" if table else ""
 
 
+def ramps(results: Path) -> str:
+    table = tables.warmups(results / "ramps")
+    text = (
+        "Dense networks after 15 epochs with and without a ramp of the rate, on a held-out tenth of the training set"
+        " (`results/ramps/run.sh`). More than 5 % of the batch-norm scales vanished are counted."
+    )
+    return f"{text}\n\n{table}\n" if table else ""
+
+
 def resnet110(results: Path) -> str:
     folder = results / "resnet110"
     table = tables.outcomes(folder)
@@ -110,6 +119,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "strong-figures": figures,
     "earlier": earlier,
     "choices": choices,
+    "ramps": ramps,
     "resnet110": resnet110,
     "paper": lambda results: tables.outcomes(results / "paper"),
     "proxies": lambda results: tables.looks(results / "proxies", cuts_of_fixed=False),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from paam.record import RECORD_FILE, of_kind, read_record
 from paam.report.comparison import PUBLISHED, spread
 from paam.report.facts import Epoch, Facts, Outcome
 from paam.report.figures import PHASES, monitor
@@ -99,6 +100,22 @@ def looks(folder: Path, *, cuts_of_fixed: bool = True) -> str:
         rows.append((-1.0 if last.accuracy is None else last.accuracy, cells))
     head = ["", "held-out accuracy", "right after the last cut", "parameters removed", "MACs removed", "epochs"]
     return _table(head, [row for _, row in sorted(rows, reverse=True)])
+
+
+def warmups(folder: Path) -> str:
+    """Dense networks at the end of warm-up, mean over seeds, and batch-norm scales that had vanished by then."""
+    rows = []
+    for name, seeds in experiments(folder).items():
+        dense = [_stage_accuracies(run)[0] for run in seeds]
+        lost = [number for run in seeds for number in _vanished(folder / run.name / RECORD_FILE)]
+        numbers = ", ".join(str(run.start.get("seed")) for run in seeds)
+        gone = ", ".join(map(str, lost)) if lost else "in none of them"
+        rows.append([name, spread(dense, lambda mean: f"{mean:.2f} %").shown, numbers, gone])
+    return _table(["", "held-out accuracy", "seeds", "many scales vanished"], rows)
+
+
+def _vanished(record: Path) -> list[int]:
+    return [event["scales"] for event in of_kind(read_record(record), "vanished")]
 
 
 def ablations(folder: Path) -> dict[str, str]:
