@@ -501,7 +501,7 @@ def test_tables_need_no_character_that_standard_output_does_not_know(run, monkey
 
 
 @pytest.mark.parametrize(
-    ("number", "again"), [(signal.SIGINT, "Ctrl-C once more"), (signal.SIGTERM, "a second signal")]
+    ("number", "again"), [(signal.SIGINT, "Ctrl-C once more"), (signal.SIGTERM, "Ctrl-C or SIGTERM")]
 )
 def test_a_signal_says_what_the_next_one_would_do(cli, monkeypatch, number, again):
     begin, sent = paam.cli.training.run, []
@@ -519,7 +519,6 @@ def test_a_signal_says_what_the_next_one_would_do(cli, monkeypatch, number, agai
     done = cli("prune", DIGITS, *QUICK, "--out=out")
     assert done.code == 128 + number
     assert f"\nstopping after this step; {again} stops at once, without saving\n" in done.out
-    assert ("Ctrl-C" in done.out) == (number == signal.SIGINT)
 
 
 # ---------------------------------------------------------------- a loss that is lost

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import random
 import re
 import resource
+import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections import Counter
 from pathlib import Path
@@ -107,10 +111,8 @@ def begin(folder: Path, *arguments: str, **options) -> subprocess.Popen[str]:
         [sys.executable, "-m", "paam", "prune", "tiny.toml", "--device=cpu", "--out=run", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         text=True,
-        **options,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
     )
 
 
@@ -239,6 +241,23 @@ def test_asked_to_stop_it_saves_says_how_to_go_on_and_does(here, whole, number, 
     newest = checkpoints(here / "run" / "checkpoints")[0].name
     assert newest.startswith((f"epoch-{int(found[1]) - 1:06d}", f"epoch-{int(found[1]):06d}-step-000000"))
     assert shlex.split(found[2]) == ["prune", "tiny.toml", "--device=cpu", "--out=run", "--resume"]
+    finish_and_compare(here, whole)
+
+
+def test_a_terminal_that_is_closed_saves_the_run(here, whole):
+    """A real one: nothing can be written to it any more, and the system and its shell both tell of its end."""
+    shown, terminal = pty.openpty()
+    options = {"stdin": terminal, "stdout": terminal, "stderr": terminal, "start_new_session": True}
+    process = begin(here, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0), **options)
+    os.close(terminal)
+    record = here / "run" / "record.jsonl"
+    while not (record.exists() and record.read_text("utf-8").count('"event": "epoch"') >= 4):
+        assert process.poll() is None
+        if select.select([shown], [], [], 0.01)[0]:
+            os.read(shown, 1 << 16)
+    os.close(shown)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 129
     finish_and_compare(here, whole)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import sys
@@ -44,7 +45,7 @@ def main() -> None:
         complain(str(error))
         sys.exit(2)
     except OSError as error:
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EPIPE):
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
             raise
         let_go()
         complain(f"Standard output cannot be written: {error.strerror}.")
@@ -52,4 +53,5 @@ def main() -> None:
 
 
 def complain(sentence: str) -> None:
-    Console(stderr=True).print(f"paam: {sentence}", style="red", highlight=False, markup=False, soft_wrap=True)
+    with contextlib.suppress(OSError):  # a terminal that is gone must not change how the program ends
+        Console(stderr=True).print(f"paam: {sentence}", style="red", highlight=False, markup=False, soft_wrap=True)

@@ -20,7 +20,7 @@ class Stopping:
     ``on_asked`` is called when the run is asked to stop, ``at_once`` before the process ends without waiting for it.
     """
 
-    def __init__(self, on_asked: Callable[[], None], at_once: Callable[[], None]) -> None:
+    def __init__(self, on_asked: Callable[[], object], at_once: Callable[[], object]) -> None:
         self.on_asked, self.at_once = on_asked, at_once
         self.training = False
         """Until there is something to save, the first signal is as good as the second."""

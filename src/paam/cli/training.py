@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paam.cli.app import app, complain
-from paam.cli.stopping import ENDING, Stopping
+from paam.cli.stopping import Stopping
 from paam.errors import ArtifactError, PaamError, RecipeError, StoppedError
 from paam.recipe import load_recipe, parse_override, shipped_recipes
 from paam.record import RECORD_FILE, Event, of_kind, read_record
@@ -178,17 +178,16 @@ def sweep(
         load_recipe(job.arguments[0], dict(parse_override(text) for text in _after(job.arguments, "--set")))
     console = Console()
     at_once = jobs or (4 if on_gpu else 1)
-    ending = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, signal.default_int_handler) for number in ending}  # must reach the runs
+    stopping = Stopping(
+        lambda: put("stopping; the runs save what they have"), lambda: complain("Stopped at once; the runs still save.")
+    )
+    stopping.training = True
     try:
-        with shared_gpu(on_gpu and at_once > 1):
-            codes = run_jobs(planned, at_once, put)
-    except KeyboardInterrupt:
-        complain("Stopped; the same command goes on from what the runs have saved.")
-        raise typer.Exit(130) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        with stopping, shared_gpu(on_gpu and at_once > 1):
+            codes = run_jobs(planned, at_once, put, stopping.asked)
+    except StoppedError as stopped:
+        complain(str(stopped))
+        raise typer.Exit(stopping.exit_code) from None
     done = [job for job in planned if not codes[job.out]]  # a run that failed may hold the results of an earlier one
     ends = results(done)
     console.print(sweep_table({job.variant: ends.get(job.variant, []) for job in planned}))
@@ -240,7 +239,7 @@ def _prune(
             view = views.enter_context(choose_view("Ctrl-C stops; --resume goes on", **shown))
 
             def asked() -> None:
-                again = "Ctrl-C once more" if stopping.received == signal.SIGINT else "a second signal"
+                again = "Ctrl-C once more" if stopping.received == signal.SIGINT else "Ctrl-C or SIGTERM"
                 view.warn(f"stopping after this step; {again} stops at once, without saving")
 
             def at_once() -> None:

@@ -57,8 +57,9 @@ class LiveView:
     def __exit__(self, kind: object, *exception: object) -> None:
         self.close()
         story = [] if kind is KeyboardInterrupt else self.story  # who leaves has seen it
-        for line in [*story, *self.said.lines()]:
-            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        with contextlib.suppress(OSError):
+            for line in [*story, *self.said.lines()]:
+                self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Give the terminal back, from a signal handler too; again is harmless."""
@@ -66,8 +67,9 @@ class LiveView:
             return
         self.stack.close()
         self.closing = True
-        self.live.refresh()
-        self.live.stop()
+        with contextlib.suppress(OSError):  # of a terminal that is gone
+            self.live.refresh()
+            self.live.stop()
 
     def event(self, event: Event) -> None:
         with self.lock:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from paam.errors import ArtifactError, RecipeError
+from paam.errors import ArtifactError, RecipeError, StoppedError
 from paam.record import LOCK_FILE, RECORD_FILE, Event, of_kind, read_record
 
 POLL_SECONDS = 0.5
@@ -64,10 +64,13 @@ def jobs_of(
     return jobs
 
 
-def run_jobs(jobs: Sequence[Job], at_once: int, say: Callable[[str], object]) -> dict[Path, int]:
+def run_jobs(
+    jobs: Sequence[Job], at_once: int, say: Callable[[str], object], stop: Callable[[], bool] = lambda: False
+) -> dict[Path, int]:
     """Run all, ``at_once`` at a time, each writing to DIR.log beside its directory; exit code by directory.
 
-    A run that is finished is not run again, one that was cut goes on. An interrupt reaches the runs, and they save.
+    A run that is finished is not run again, one that was cut goes on. Once ``stop`` says yes the runs are told, and
+    when they have saved, StoppedError is raised.
     """
     waiting = list(jobs)
     running: dict[Job, subprocess.Popen[bytes]] = {}
@@ -75,6 +78,8 @@ def run_jobs(jobs: Sequence[Job], at_once: int, say: Callable[[str], object]) ->
     codes: dict[Path, int] = {}
     try:
         while waiting or running:
+            if stop():
+                raise StoppedError("Stopped; the same command goes on from what the runs have saved.")
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
                 say(f"{'goes on' if _is_begun(job) else 'started':9} {job.out.name}")
