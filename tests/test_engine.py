@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 
 from conftest import lively, relative_error
 from paam import Pruner
+from paam.errors import DivergedError
 from paam.recipe import DistillSettings, Recipe, recipe_from_tree
 from paam.train.checkpoint import read_newest_checkpoint, write_checkpoint
-from paam.train.divergence import vanished_scales
+from paam.train.divergence import check_epoch, vanished_scales
 from paam.train.engine import Engine
 from paam.train.networks import Networks
 from paam.train.steps import distillation, make_loss
@@ -249,3 +251,19 @@ def test_a_checkpoint_goes_on_in_another_memory_layout(tmp_path, epoch, masked):
         left, right = (getattr(made.networks, network).state_dict() for made in (whole, resumed))
         for name, value in left.items():
             torch.testing.assert_close(right[name], value, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("losses", "exploded"),
+    [
+        ([1000.0] + [500.0] * 20, False),  # a bad start that gets better
+        ([0.2] + [90.0] * 20, False),
+        ([0.2] + [120.0] * 20, True),
+        ([0.2] * 400 + [1e5] * 5, True),  # at the very end
+        ([1e5] * 5 + [0.2] * 400, False),
+    ],
+)
+def test_a_loss_has_exploded_where_an_epoch_ends_far_above_its_beginning(losses, exploded):
+    values = [torch.ones(3)]
+    with pytest.raises(DivergedError, match="exploded in epoch 8") if exploded else nullcontext():
+        check_epoch([torch.tensor(loss) for loss in losses], values, "finetune", 7)

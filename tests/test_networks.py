@@ -482,6 +482,7 @@ def test_copies_of_a_pruned_network_can_be_saved(tmp_path) -> None:
     pruner = Pruner(paam.models.resnet20(), torch.zeros(1, 3, 32, 32))
     pruner.select(keep_macs=0.5)
     twin = copy.deepcopy(pruner.compact())
+    assert type(twin).__name__ == "CifarResNet"
     paam.save(twin, tmp_path)
     assert torch.equal(paam.load(tmp_path, paam.models.resnet20()).conv1.weight, twin.conv1.weight)
 

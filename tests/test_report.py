@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from paam.errors import PaamError
 from paam.report.comparison import GAP, LETTER, LINE, _clear, families, plane
 from paam.report.facts import gather
-from paam.report.figures import Mark, score_data, score_plots
+from paam.report.figures import Mark, _grid, score_data, score_plots
 from paam.report.html import page, write_report
 from paam.report.scales import Axis, linear, logarithmic, round_steps
 from paam.report.words import score_words
@@ -215,8 +215,25 @@ def test_scores_that_lie_close_together_are_enlarged():
     assert sum(count for place, count in counts.items() if place < 13) == 20  # 0.9984, 0.99843, ... 0.99897
     bars = score_plots(data)[0]
     assert bars.rule is not None
-    assert bars.rule.label == "θ = 0.999"
+    assert bars.rule.label == "θ = 0.999000"
     assert bars.rule.left == pytest.approx(100 * (0.999 - 0.99835) / (33 * 5e-5), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("scores", "grid"),
+    [
+        ([1.0] * 8, (0.99948, 2e-5, 53)),  # from 0.9995 to 1.0005, and a bin on both sides
+        ([-0.5, -0.4], (-0.505, 0.0025, 43)),
+        ([-0.1, 0.9], (-0.1, 0.02, 56)),  # up to 1.02
+        ([0.2, 1e300], (0.0, 0.02, 100)),  # up to 2
+    ],
+)
+def test_bins_hold_scores_of_every_kind(scores, grid):
+    start, width, bins = _grid(scores)
+    assert start <= max(min(scores), -2)
+    assert start + width * bins >= min(max(scores), 2) - 1e-9
+    if grid[1] in (0.02, 2e-5):
+        assert (start, width, bins) == pytest.approx(grid)
 
 
 @pytest.mark.parametrize(
@@ -440,6 +457,17 @@ def test_seeds_share_a_label_in_the_plane_at_the_best_of_them():
     assert drawn is not None
     ours = {mark.tip.split(":")[0]: (mark.label, mark.name) for mark in drawn.marks if mark.kind == "ours"}
     assert ours == {"medium-seed0": ("", ""), "medium-seed1": ("1, 3", "medium"), "free": ("2", "free")}
+
+
+def test_many_seeds_have_a_short_label_and_names_are_told_apart():
+    other = {**RECIPE, "prune": {**RECIPE["prune"], "scorer": "free"}}
+    runs = [gather(f"medium-seed{seed}", events(seed=seed)) for seed in range(30)]
+    runs.append(gather("medium", events(seed=0, recipe=other)))
+    found = families(runs)
+    assert [family.label for family in found] == ["medium-seed0 and 29 more", "medium"]
+    drawn = plane(found)
+    assert drawn is not None
+    assert {mark.label for mark in drawn.marks if mark.kind == "ours"} == {"1, 2, …, 30", "", "31"}
 
 
 @pytest.mark.parametrize(

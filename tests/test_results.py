@@ -60,8 +60,8 @@ def test_warm_ups_by_hand(tmp_path):
     write(tmp_path / "ramp-5-seed0", events(seed=0))
     table = rows(tables.warmups(tmp_path))
     # Two values 3 apart: a deviation of 3 / root of 2.
-    assert table["ramp-0"] == [f"{before + 1.5:.2f} % ± 2.12", "0, 1", "40"]
-    assert table["ramp-5"] == [f"{before:.2f} %", "0", "in none of them"]
+    assert table["ramp-0"] == [f"{before + 1.5:.2f} % ± 2.12", "0, 1", "40 of 100 with seed 1"]
+    assert table["ramp-5"] == [f"{before:.2f} %", "0", "few"]
 
 
 def test_one_seed_has_no_deviation_and_rows_follow_the_order_of_the_names(tmp_path):

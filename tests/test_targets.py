@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from paam import Pruner, count
 from paam.errors import ArtifactError, PaamError, TargetError
@@ -36,6 +37,19 @@ def select_or_skip(network: Network, scores: dict[str, torch.Tensor], target: Ta
     except TargetError as error:
         assume("cannot be reached" not in str(error))
         raise
+
+
+class Ways(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 1, bias=False)
+        self.narrow = nn.Conv2d(8, 8, 1, bias=False)
+        self.wide = nn.Conv2d(8, 8, 7, padding=3, bias=False)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x).relu()
+        return self.head(torch.cat([self.narrow(x).relu(), self.wide(x).relu()], 1).mean((2, 3)))
 
 
 # ---------------------------------------------------------------- two budgets
@@ -95,9 +109,25 @@ def test_what_is_within_reach_is_so_for_all_scores(name: str, round_to: int, see
     target = Target(**{kind: least}, round_to=round_to)
     check_reachable(network, target)
     chosen = select(network, random_scores(network, seed), target)
-    if kind == "keep_macs":
-        assert chosen.kept_macs <= least
-    assert chosen.plan.kept_filters > 0
+    shares = {"keep_macs": chosen.kept_macs, "keep_params": chosen.kept_params}
+    shares["keep_filters"] = chosen.plan.kept_filters / sum(group.width for group in network.groups)
+    assert 0 < shares[kind] <= least
+
+
+def test_a_budget_that_the_strongest_path_does_not_meet_is_met_by_another() -> None:
+    """Two ways, one of 49 taps and one of a single one: with the costly one scored best a tiny budget has the other."""
+    network = prepare(Ways(), torch.zeros(1, 3, 8, 8))
+    scores = {
+        group.name: torch.full((group.width,), 0.5 if group.name == "narrow" else 0.9) for group in network.groups
+    }
+    assert len(select(network, scores, Target(threshold=2.0)).plan.groups["wide"].filters) == 1
+    cheap = select(network, {**scores, "narrow": torch.ones(8)}, Target(threshold=2.0))
+    target = Target(keep_macs=cheap.kept_macs + 1e-6)
+    check_reachable(network, target)
+    chosen = select(network, scores, target)
+    assert chosen.plan.groups["wide"].filters == ()
+    with pytest.raises(TargetError, match=f"between {cheap.kept_macs:.4f} and 1 of its MACs"):
+        select(network, scores, Target(keep_macs=cheap.kept_macs / 2))
 
 
 # ---------------------------------------------------------------- every shape of target

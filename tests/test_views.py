@@ -273,7 +273,7 @@ def test_the_live_view_uses_the_second_screen_and_leaves_a_transcript():
 def test_a_selection_that_removes_nothing_says_so():
     kept = {name: [width, width] for name, (_, width) in SELECTION["kept_filters"].items()}
     line = selection_line({**SELECTION, "kept_filters": kept})
-    assert line == "cycle 1: all 10 filters stay, none has a score below 0.500"
+    assert line == "cycle 1: all 10 filters stay at a threshold of 0.500"
 
 
 def test_a_talkative_model_cannot_fill_the_memory():

@@ -65,7 +65,7 @@ def ramps(results: Path) -> str:
     table = tables.warmups(results / "ramps")
     text = (
         "Dense networks after 15 epochs with and without a ramp of the rate, on a held-out tenth of the training set"
-        " (`results/ramps/run.sh`). More than 5 % of the batch-norm scales vanished are counted."
+        " (`results/ramps/run.sh`). Batch-norm scales that vanished are listed where they are more than 5 % of all."
     )
     return f"{text}\n\n{table}\n" if table else ""
 

@@ -107,15 +107,16 @@ def warmups(folder: Path) -> str:
     rows = []
     for name, seeds in experiments(folder).items():
         dense = [_stage_accuracies(run)[0] for run in seeds]
-        lost = [number for run in seeds for number in _vanished(folder / run.name / RECORD_FILE)]
         numbers = ", ".join(str(run.start.get("seed")) for run in seeds)
-        gone = ", ".join(map(str, lost)) if lost else "in none of them"
-        rows.append([name, spread(dense, lambda mean: f"{mean:.2f} %").shown, numbers, gone])
-    return _table(["", "held-out accuracy", "seeds", "many scales vanished"], rows)
+        lost = ", ".join(line for run in seeds for line in _vanished(folder / run.name / RECORD_FILE))
+        rows.append([name, spread(dense, lambda mean: f"{mean:.2f} %").shown, numbers, lost or "few"])
+    return _table(["", "held-out accuracy", "seeds", "vanished scales"], rows)
 
 
-def _vanished(record: Path) -> list[int]:
-    return [event["scales"] for event in of_kind(read_record(record), "vanished")]
+def _vanished(record: Path) -> list[str]:
+    events = read_record(record)
+    seed = events[0]["seed"]
+    return [f"{event['scales']} of {event['of']} with seed {seed}" for event in of_kind(events, "vanished")]
 
 
 def ablations(folder: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from paam.activations import ACTIVATIONS
 from paam.data import DATASETS
 from paam.errors import PaamError, RecipeError, nearest
 from paam.network import BALANCES, PLACEMENTS, STREAMS
-from paam.schedule import DECAYS, Schedule
+from paam.schedule import DECAYS, LENGTHS, Schedule
 from paam.scorers import FIXED, LEARNING_RATES, SCORERS
 from paam.select import MODIFIERS, Target
 from paam.settings import (
@@ -81,8 +81,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "prune.penalty": (0, _INF),
     "prune.dim_ratio": (1e-6, 64),
     "prune.alpha": (1e-12, _INF),
-    **{f"schedule.{key}": (0, 1_000_000) for key in ("warmup", "score", "finetune")},
-    **{f"schedule.{key}": (1, 1_000_000) for key in ("cycles", "weight")},
+    **{f"schedule.{key}": limits for key, limits in LENGTHS.items()},
     "train.checkpoint_every": (1, 1_000_000),
     "train.threads": (0, 1024),
     **{f"{phase}.lr": (0, 1e6) for phase in ("warmup", "score", "weight", "finetune")},

@@ -26,6 +26,15 @@ def section_of(phase: PhaseName) -> PhaseName:
     return "finetune" if phase == "control" else phase
 
 
+LENGTHS = {
+    "warmup": (0, 10**6),
+    "cycles": (1, 10**6),
+    "score": (0, 10**6),
+    "weight": (1, 10**6),
+    "finetune": (0, 10**6),
+}
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Lengths in epochs. ``control``: also train the dense warm-up network on for as long, as the fair comparison."""
@@ -38,10 +47,10 @@ class Schedule:
     control: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("warmup", 0), ("cycles", 1), ("score", 0), ("weight", 1), ("finetune", 0)):
+        for name, (least, most) in LENGTHS.items():
             value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise RecipeError(f"schedule.{name} is a whole number of {least} or more; {value} was given.")
+            if type(value) is not int or not least <= value <= most:
+                raise RecipeError(f"schedule.{name} is a whole number from {least} to {most}; {value} was given.")
 
     @property
     def alternation(self) -> int:

@@ -100,16 +100,19 @@ class Selection:
 
 
 def check_reachable(network: Network, target: Target) -> None:
-    """Refuse what no scores could reach, before any training is spent on it."""
+    """Refuse, before any training is spent on it, what scores might not reach. What passes, all scores reach."""
     select(network, _equal_scores(network), target)
 
 
 def select(network: Network, scores: Mapping[str, Tensor], target: Target) -> Selection:
     """Choose the filters that stay. ``scores``: group name -> [width]."""
     order = _Order(network, scores, target)
-    if target.threshold is None and target.widths is None and _missed(network, order, target):
-        # What is within reach must not depend on what the scores turn out to be: the path of equal scores stays then.
+    if target.threshold is None and target.widths is None and (missed := _missed(network, order, target)):
+        # A budget must not become impossible by what the scores turn out to be: the path of equal scores stays then.
         order = _Order(network, scores, target, path_of=_equal_scores(network))
+        if lacking := _missed(network, order, target):
+            name = next(iter(lacking))
+            raise _unreachable(name, min(lacking[name], missed.get(name, 1.0)), target)
     threshold = target.threshold
     if target.widths is not None:
         choice = order.with_widths(_widths(network, Path(target.widths)))
@@ -134,8 +137,6 @@ def _widths(network: Network, path: Path) -> dict[str, int]:
 
 def _fit_budget(network: Network, order: _Order, target: Target) -> int:
     """How many filters to remove so that the cost just fits: with one fewer it does not."""
-    for name, least in _missed(network, order, target).items():
-        raise _unreachable(name, least, target)
     counts = range(order.removable + 1)
     return bisect_left(counts, True, key=lambda removed: _fits(network, order.choice(removed), target))
 
@@ -197,7 +198,10 @@ def _equal_scores(network: Network) -> dict[str, Tensor]:
 
 
 class _Order:
-    """All removable filters in one line, lowest score first; those of the strongest path stand outside."""
+    """All removable filters in one line, lowest score first; those of one path to each output stand outside.
+
+    That is the strongest path of the scores, or of others.
+    """
 
     def __init__(
         self,

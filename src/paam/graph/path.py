@@ -1,7 +1,7 @@
 """The strongest path from the input to each output: the one whose weakest gate scores highest.
 
-Its filters are never removed, so that every selection leaves a network whose output depends on its input: a
-residual stream keeps a channel, a plain layer keeps a filter, while the inner layers of a block may vanish.
+A path is never removed (select.py says which), so that every selection leaves a network whose output depends on its
+input: a residual stream keeps a channel, a plain layer keeps a filter, while the inner layers of a block may vanish.
 """
 
 from __future__ import annotations

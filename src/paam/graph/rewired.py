@@ -1,4 +1,4 @@
-"""A network whose layers were connected anew, in a form that can be copied and pickled like any other."""
+"""A network whose layers were connected anew, in a form that can be copied and pickled with its name and its plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from torch import fx, nn
 
 
 class RewiredModel(fx.GraphModule):
-    """Pickled with what it knows of itself, its plan above all, which torch.fx leaves behind."""
+    """Keeps its name when it is copied, and its plan when it is pickled, both of which torch.fx leaves behind."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RewiredModel:
+        plain = super().__deepcopy__(memo)
+        twin = connected(plain, plain.graph, type(self).__name__)
+        twin.meta = plain.meta
+        memo[id(self)] = twin
+        return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
         make, arguments = super().__reduce__()

@@ -35,6 +35,8 @@ PUBLISHED = {  # accuracy, parameters removed, FLOPs removed, in percent: arXiv 
 NAMED = 12
 """More rows of the table than these go by their numbers alone in the plane."""
 LONGEST_NAME = 32
+MANY = 6
+"""Seeds from so many on are not all numbered in the plane."""
 LETTER, LINE = 0.85, 4.2
 """Width and height of a letter in the plane, in percent of it."""
 POINT, GAP = 0.9, 1.2
@@ -81,17 +83,21 @@ def families(runs: Sequence[Facts]) -> list[Family]:
     for members, keys in zip(found.values(), flat, strict=True):
         apart = ", ".join(f"{key} = {value}" for key, value in keys.items() if shared[key, value] <= len(flat) / 2)
         for seeds, note in _by_seed(members):
-            label = _together([run.name for _, run in seeds])
-            named.append(Family(label, [number for number, _ in seeds], [run for _, run in seeds], apart, note))
+            numbers, together = [number for number, _ in seeds], [run for _, run in seeds]
+            named.append(Family(_together(together), numbers, together, apart, note))
+    taken = Counter(family.label for family in named)
+    named = [family if taken[family.label] == 1 else replace(family, label=_listed(family.runs)) for family in named]
     return sorted(named, key=lambda family: family.numbers[0])
 
 
-def _together(names: Sequence[str]) -> str:
+def _together(seeds: Sequence[Facts]) -> str:
     """One name for seeds of a recipe: "medium" for "medium-seed0" and "medium-seed1"."""
-    bare = {re.sub(r"[\W_]*seed[\W_]*\d+$", "", name) for name in names}
-    if len(names) > 1 and len(bare) == 1 and "" not in bare:
-        return bare.pop()
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    bare = {re.sub(r"[\W_]*seed[\W_]*\d+$", "", run.name) for run in seeds}
+    return bare.pop() if len(seeds) > 1 and len(bare) == 1 and "" not in bare else _listed(seeds)
+
+
+def _listed(seeds: Sequence[Facts]) -> str:
+    return seeds[0].name if len(seeds) == 1 else f"{seeds[0].name} and {len(seeds) - 1} more"
 
 
 def _by_seed(members: Sequence[tuple[int, Facts]]) -> list[tuple[list[tuple[int, Facts]], str]]:
@@ -189,7 +195,8 @@ def plane(found: Sequence[Family]) -> Plot | None:
             for number, run in zip(family.numbers, family.runs, strict=True)
             if run.kept_macs is not None and run.pruned.accuracy is not None
         ]
-        label = ", ".join(str(number) for _, _, number, _ in ours)
+        numbers = [str(number) for _, _, number, _ in ours]
+        label = ", ".join(numbers if len(numbers) < MANY else [*numbers[:2], "…", numbers[-1]])
         name = family.label if few and len(family.label) <= LONGEST_NAME else ""
         for place, (x, y, _, run) in enumerate(sorted(ours, key=lambda one: -one[1])):
             told = ("", "") if place else (label, name)  # seeds share a label, at the best of them

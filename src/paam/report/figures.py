@@ -10,7 +10,6 @@ from typing import Any
 
 from paam.report.facts import Cycle, Epoch, Facts
 from paam.report.scales import Axis, Tick, linear, logarithmic, round_step
-from paam.report.words import score_words
 
 PHASES = {
     "warmup": "warm-up",
@@ -165,8 +164,8 @@ def _short(value: float | None, digits: int = 4) -> float | None:
 BIN = 0.02
 TOP = 2.0
 """Scores from here on count in the last bin."""
-NARROW, PARTS = 0.4, 40
-"""Scores that lie closer together than the first are shown enlarged, in about so many bins."""
+NARROW, LEAST, PARTS = 0.4, 1e-3, 40
+"""Scores that lie closer together than the first are shown enlarged, down to the second, in about so many bins."""
 
 
 def score_data(facts: Facts) -> dict[str, Any] | None:
@@ -179,6 +178,7 @@ def score_data(facts: Facts) -> dict[str, Any] | None:
         [score for cycle in cycles for scores in cycle.scores.values() for score in scores]
         + [cycle.threshold for cycle in cycles if cycle.threshold is not None]
     )
+    digits = max(3, 1 - math.floor(math.log10(width)))
     return {
         "start": start,
         "bin": width,
@@ -188,7 +188,7 @@ def score_data(facts: Facts) -> dict[str, Any] | None:
             {
                 "cycle": cycle.number,
                 "threshold": _short(cycle.threshold, 7),
-                "shown": None if cycle.threshold is None else score_words(cycle.threshold),
+                "shown": None if cycle.threshold is None else f"{cycle.threshold:.{digits}f}",
                 "kept": [list(cycle.kept.get(name, ())) for name in layers],
                 "counts": [_histogram(cycle.scores.get(name, []), start, width, bins) for name in layers],
             }
@@ -199,13 +199,14 @@ def score_data(facts: Facts) -> dict[str, Any] | None:
 
 def _grid(values: Sequence[float]) -> tuple[float, float, int]:
     """Where the bins of a histogram start, how wide they are and how many: from 0, or enlarged."""
-    low, high = min(values), max(values)
-    if high - low >= NARROW or high >= TOP or low < 0:
-        top = min(max(round(BIN * (int(high / BIN) + 1), 2) if high < TOP else TOP, 1.0 + BIN), TOP)
-        return 0.0, BIN, round(top / BIN)
-    width = round_step(max(high - low, 1e-5) / PARTS)
-    first = math.floor(low / width + 1e-6) - 1
-    return round(first * width, 9), width, math.floor(high / width + 1e-6) - first + 2
+    low, high = max(min(values), -TOP), min(max(values), TOP)
+    if high - low < NARROW:
+        middle, half = (low + high) / 2, max(high - low, LEAST) / 2
+        width = round_step(2 * half / PARTS)
+        first, last = (math.floor((middle + side) / width + 1e-6) for side in (-half, half))
+        return round((first - 1) * width, 9), width, last - first + 3
+    first, last = min(math.floor(low / BIN + 1e-6), 0), max(math.floor(high / BIN + 1e-6), round(1 / BIN))
+    return round(first * BIN, 9), BIN, min(last + 1, round(TOP / BIN)) - first
 
 
 def _histogram(scores: Iterable[float], start: float, width: float, bins: int) -> list[int]:
@@ -253,7 +254,7 @@ def _bar(left: float, right: float, top: float) -> str:
 
 
 def score_line(cycle: dict[str, Any]) -> str:
-    """ "512 of 688 filters stay, scores from 0.474"."""
+    """ "512 of 688 filters stay; threshold θ = 0.474"."""
     known = [pair for pair in cycle["kept"] if pair]
     if not known:
         return "The selection of this cycle is not recorded."

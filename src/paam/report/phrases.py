@@ -102,7 +102,7 @@ def selection_line(event: Event) -> str:
     kept, width = filters(event)
     theta = None if event["threshold"] is None else score_words(event["threshold"])
     if kept == width and theta is not None:
-        return f"cycle {event['cycle']}: all {width} filters stay, none has a score below {theta}"
+        return f"cycle {event['cycle']}: all {width} filters stay at a threshold of {theta}"
     from_here = "" if theta is None else f" (scores from {theta})"
     return (
         f"cycle {event['cycle']}: {kept} of {width} filters stay{from_here},"

@@ -18,8 +18,8 @@ LOSS_CHECK_EVERY = 50
 NO_SCORE = 1e-3
 """When every score is below this, none of the filters matters any more, and their order says nothing."""
 
-EXPLODED = 100.0
-"""A mean loss above this is no training any more: the right answers are given a chance of e to the power of -100."""
+EXPLODED, TIMES = 100.0, 10.0
+"""The loss has exploded when it ends an epoch above the first, and so many times above where the epoch began."""
 
 VANISHED, FEW = 0.02, 0.05
 """A batch-norm scale below the first passes nothing on. Up to the second, as a share of all, that is usual."""
@@ -54,8 +54,8 @@ def check_losses(losses: Sequence[Tensor], phase: PhaseName, epoch: int) -> None
 
 def check_epoch(losses: Sequence[Tensor], values: Iterable[Tensor], phase: PhaseName, epoch: int) -> None:
     """Losses, weights and statistics of an epoch, or of the part of it that was done, before that is saved as good."""
-    mean = float(torch.stack(list(losses)).mean())
-    reason = "The loss has exploded" if mean > EXPLODED and phase != "score" else None  # scores have a penalty in it
+    began, ended = float(losses[0]), float(torch.stack(list(losses[-LOSS_CHECK_EVERY:])).mean())
+    reason = "The loss has exploded" if ended > max(EXPLODED, TIMES * began) else None
     if not torch.stack([value.isfinite().all() for value in values]).all():
         reason = "A weight is not finite"
     if reason is not None:

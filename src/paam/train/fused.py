@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from paam.gates import apply_gate
+from paam.graph.modes import copying
 from paam.train.kernels.conv import Behind
 from paam.train.kernels.counting import check_countable
 from paam.train.kernels.fast_conv import FastConv, is_fast
@@ -83,11 +84,8 @@ class OutOfPlace(nn.Module):
         self.layer = layer
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.layer.inplace = False  # type: ignore[assignment]
-        try:
+        with copying(self.layer):
             return self.layer(*args, **kwargs)
-        finally:
-            self.layer.inplace = True  # type: ignore[assignment]
 
 
 ADDS = (operator.add, operator.iadd, torch.add)

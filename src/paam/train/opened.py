@@ -39,9 +39,10 @@ def open_run(directory: Path) -> OpenedRun:
         raise ArtifactError(f"{directory} is no run directory: there is no {RECORD_FILE} in it.")
     record = read_record(directory / RECORD_FILE)
     start = of_kind(record, "start")
-    if failed := of_kind(record, "failed"):
+    finished = bool(start and of_kind(record, "end"))
+    if not finished and (failed := of_kind(record, "failed")):
         raise ArtifactError(f"The run in {directory} failed: {failed[-1].get('reason')}")
-    if not start or not of_kind(record, "end"):
+    if not finished:
         raise ArtifactError(f"The run in {directory} is not finished; go on with --resume, then come back.")
     recipe = load_recipe(str(directory / RECIPE_FILE))
     plan = Plan.read(directory / PLAN_FILE)
