@@ -27,6 +27,7 @@ GROUPS = {
     "balance": "The balance between parameters and MACs",
     "streams": "Residual streams",
     "scorer": "The scorer",
+    "widths": "Uniform widths, streams tied",
 }
 
 
