@@ -61,7 +61,7 @@ def budget(facts: Facts) -> Budget | None:
     widths = [width for _, width in facts.kept.values()]
     widest = max(widths)
     digits = max(len(str(kept)) for kept, _ in facts.kept.values())
-    pitch = max(5 + 6 * digits, min(PAGE // len(widths), 32))
+    pitch = max(5 + 6 * digits, min(PAGE // len(widths), 52))
     panels = []
     for title, names in _panels(list(facts.kept), max(1, PHONE // pitch)):
         bars = []
