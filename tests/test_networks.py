@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import paam
 from conftest import compacted, lively, random_choice, relative_error
 from paam import Pruner, Target
-from paam.errors import DataError, GraphError, RecipeError
+from paam.errors import DataError, GraphError, RecipeError, TargetError
 from paam.models import resnet20
 from paam.network import prepare
 from paam.select import select
@@ -527,6 +527,10 @@ def test_odd_arguments_are_explained() -> None:
     loader = [(X, torch.zeros(2, dtype=torch.int64))]
     with pytest.raises(DataError, match="empty or used up"):
         paam.prune(model, loader, iter([]), keep_filters=0.5, schedule=schedule, device="cpu")
+    with pytest.raises(DataError, match=r"is 7, but the network has \d+ outputs"):
+        paam.prune(model, [(X, torch.tensor([0, 7]))], keep_filters=0.5, schedule=schedule, device="cpu")
+    with pytest.raises(TargetError, match="cannot be reached"):
+        paam.prune(model, loader, keep_macs=1e-6, schedule=schedule, device="cpu", on_event=pytest.fail)
     assert paam.count(nn.Sequential(), X).macs == 0
 
 

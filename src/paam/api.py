@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paam.errors import DataError, TargetError
+from paam.graph.modes import evaluating
 from paam.plan import Plan
 from paam.pruner import Pruner
 from paam.recipe import Recipe
@@ -60,6 +61,17 @@ def _moved(batches: Iterable[Any], device: str) -> Iterator[tuple[Tensor, Tensor
         yield images.to(device), labels.to(device)
 
 
+def _check_labels(model: nn.Module, image: Tensor, labels: Tensor) -> None:
+    """Of the first batch: torch has no words for a label beyond the outputs, and a GPU is lost by it."""
+    with evaluating(model), torch.no_grad():
+        outputs = model(image)
+    if isinstance(outputs, Tensor) and not labels.is_floating_point() and int(labels.max()) >= outputs.shape[1]:
+        raise DataError(
+            f"A label of the training loader is {int(labels.max())}, but the network has {outputs.shape[1]} outputs,"
+            f" for labels from 0 to {outputs.shape[1] - 1}."
+        )
+
+
 def prune(
     model: nn.Module,
     train: Loader,
@@ -105,6 +117,7 @@ def prune(
     own = copy.deepcopy(model).to(device)
     pruner = Pruner(own, first[0][:1].to(device), score_lr=recipe.score_lr, inplace=True, **options)
     check_reachable(pruner.network, recipe.target)
+    _check_labels(own, first[0][:1].to(device), first[1])
     history: list[dict[str, Any]] = []
 
     def emit(event: dict[str, Any]) -> None:
