@@ -98,31 +98,17 @@ def _convolve(
         middle = _taps(weight, 1, channels, filters, transposed, group, block_c, block_f)
         bottom = _taps(weight, 2, channels, filters, transposed, group, block_c, block_f)
         two = tl.zeros([block_m, group * block_f], tl.float32)
-        for row in tl.range(first - 1, stop + 1, 3, num_stages=stages):  # one: of the row above, two: of this one
-            values = read_row(x, m, groups, channels, row, height, width, group, block_c)
-            one = tl.dot(values, bottom, one)
-            two = tl.dot(values, middle, two)
-            three = tl.dot(values, top)
-            _write_row(
-                y, one, scale, shift, kept, other, m, groups, filters, row - 1, first, stop,
-                height, width, has_norm, has_other, group, block_f,
-            )  # fmt: skip
-            values = read_row(x, m, groups, channels, row + 1, height, width, group, block_c)
-            two = tl.dot(values, bottom, two)
-            three = tl.dot(values, middle, three)
-            one = tl.dot(values, top)
-            _write_row(
-                y, two, scale, shift, kept, other, m, groups, filters, row, first, stop,
-                height, width, has_norm, has_other, group, block_f,
-            )  # fmt: skip
-            values = read_row(x, m, groups, channels, row + 2, height, width, group, block_c)
-            three = tl.dot(values, bottom, three)
-            one = tl.dot(values, middle, one)
-            two = tl.dot(values, top)
-            _write_row(
-                y, three, scale, shift, kept, other, m, groups, filters, row + 1, first, stop,
-                height, width, has_norm, has_other, group, block_f,
-            )  # fmt: skip
+        for begin in tl.range(first - 1, stop + 1, 3, num_stages=stages):
+            for row in tl.static_range(3):  # one: sums of the row above, two: of this one, three: of the one below
+                values = read_row(x, m, groups, channels, begin + row, height, width, group, block_c)
+                one = tl.dot(values, bottom, one)
+                two = tl.dot(values, middle, two)
+                three = tl.dot(values, top)
+                _write_row(
+                    y, one, scale, shift, kept, other, m, groups, filters, begin + row - 1, first, stop,
+                    height, width, has_norm, has_other, group, block_f,
+                )  # fmt: skip
+                one, two = two, three
 
 
 class Behind(NamedTuple):
