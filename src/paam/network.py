@@ -74,7 +74,7 @@ class Network:
         if plan.fingerprint != self.traced.fingerprint:
             raise ArtifactError(
                 f"The plan was made for another architecture (fingerprint {plan.fingerprint}, this model has"
-                f" {self.traced.fingerprint}); build the model that it was made for."
+                f" {self.traced.fingerprint}); build the model that it was made for, with as many classes."
             )
         if (plan.placement, plan.streams) != (self.placement, self.streams):
             raise ArtifactError(
