@@ -115,9 +115,10 @@ def prune(
     torch.manual_seed(seed)
     options = dataclasses.asdict(recipe.prune)
     own = copy.deepcopy(model).to(device)
-    pruner = Pruner(own, first[0][:1].to(device), score_lr=recipe.score_lr, inplace=True, **options)
+    image = first[0][:1].to(device)
+    pruner = Pruner(own, image, score_lr=recipe.score_lr, inplace=True, **options)
     check_reachable(pruner.network, recipe.target)
-    _check_labels(own, first[0][:1].to(device), first[1])
+    _check_labels(own, image, first[1])
     history: list[dict[str, Any]] = []
 
     def emit(event: dict[str, Any]) -> None:

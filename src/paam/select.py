@@ -213,11 +213,8 @@ class _Order:
         """``path_of``: scores whose strongest path it is, if not these."""
         self.groups = network.groups
         self.round_to, self.floor = target.round_to, target.floor
-        plain, strength = (
-            {group.name: _checked(group, given[group.name]) for group in network.groups}
-            for given in (scores, path_of or scores)
-        )
-        protected = network.strongest_path(strength)
+        plain = _plain(network, scores)
+        protected = network.strongest_path(plain if path_of is None else _plain(network, path_of))
         values, ranks, owners, numbers = [], [], [], []
         for place, group in enumerate(network.groups):
             score = plain[group.name]
@@ -277,6 +274,10 @@ class _Order:
         group = self.groups[place]
         kept = min(int(choice[group.name].sum()) + self.round_to, group.width)
         return {**choice, group.name: self._best(place, kept)}
+
+
+def _plain(network: Network, scores: Mapping[str, Tensor]) -> dict[str, NDArray[np.float64]]:
+    return {group.name: _checked(group, scores[group.name]) for group in network.groups}
 
 
 def _checked(group: Group, scores: Tensor) -> NDArray[np.float64]:

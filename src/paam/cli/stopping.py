@@ -1,4 +1,4 @@
-"""Signals while a run goes on: the first asks it to stop behind its step, the second ends it at once."""
+"""Signals while a run goes on: the first asks it to stop after its step, the second ends it at once."""
 
 from __future__ import annotations
 

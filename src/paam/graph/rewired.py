@@ -13,9 +13,7 @@ class RewiredModel(fx.GraphModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RewiredModel:
         plain = super().__deepcopy__(memo)
-        twin = connected(plain, plain.graph, type(self).__name__)
-        twin.meta = plain.meta
-        memo[id(self)] = twin
+        memo[id(self)] = twin = _restored(plain, type(self).__name__, plain.meta)
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -33,7 +31,10 @@ def connected(root: nn.Module, graph: fx.Graph, name: str) -> RewiredModel:
 def _unpickled(
     make: Callable[..., fx.GraphModule], arguments: tuple[Any, ...], name: str, meta: dict[str, Any]
 ) -> RewiredModel:
-    plain = make(*arguments)
+    return _restored(make(*arguments), name, meta)
+
+
+def _restored(plain: fx.GraphModule, name: str, meta: dict[str, Any]) -> RewiredModel:
     model = connected(plain, plain.graph, name)
     model.meta = meta
     return model

@@ -12,6 +12,8 @@ HEIGHT = 150
 """Pixels of the tallest bar."""
 PAGE = 960
 """Pixels that all bars fill side by side where they can: short networks get wider bars."""
+WIDEST = 52
+"""Pixels of a bar, at most."""
 PHONE = 340
 """Pixels of the widest panel, so that one fits on a phone."""
 
@@ -61,7 +63,7 @@ def budget(facts: Facts) -> Budget | None:
     widths = [width for _, width in facts.kept.values()]
     widest = max(widths)
     digits = max(len(str(kept)) for kept, _ in facts.kept.values())
-    pitch = max(5 + 6 * digits, min(PAGE // len(widths), 52))
+    pitch = max(5 + 6 * digits, min(PAGE // len(widths), WIDEST))
     panels = []
     for title, names in _panels(list(facts.kept), max(1, PHONE // pitch)):
         bars = []

@@ -148,14 +148,14 @@ class Engine:
             self.emit(selection_event(selection, epoch, phase.cycle, accuracy))
         elif phase.name == "finetune" and not self.networks.masked:
             self.networks.small = self.pruner.compact()
-            self.losses.clear()
+            self.losses.clear()  # and their teachers: another network is trained from here on
         elif phase.name == "control":
             self.networks.control = self.networks.dense()
             self.losses.clear()
         over = [name for name in self.steps if is_over(name, phase.name)]
         for name in [*over, *([phase.name] if self._settings(phase.name).reset else [])]:
             self.optimizers.pop(name, None)
-            self.steps.pop(name, None)  # a captured step holds a GPU's memory, as does a loss with its teacher
+            self.steps.pop(name, None)  # a captured step holds a GPU's memory
 
     def _mode(self, phase: PhaseName) -> AbstractContextManager[None]:
         if phase == "warmup":

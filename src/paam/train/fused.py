@@ -32,7 +32,7 @@ class FusedNorm(nn.Module):
 
     def forward(self, x: Tensor, other: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
         norm = self.norm
-        if not self.knows(x, other, gate):
+        if not self._knows(x, other, gate):
             y = norm(x)
             return apply_gate(F.relu(y if other is None else y + other), gate, 1)
         check_countable(x.numel())
@@ -45,7 +45,7 @@ class FusedNorm(nn.Module):
             result = FrozenNorm.apply(x, other, gate, *affine, norm.eps)  # type: ignore[no-untyped-call]
         return result
 
-    def knows(self, x: Tensor, other: Tensor | None, gate: Tensor | None) -> bool:
+    def _knows(self, x: Tensor, other: Tensor | None, gate: Tensor | None) -> bool:
         """Whether the kernels have every gradient: none into gates with batch statistics, none into a frozen norm."""
         if other is not None and other.shape != x.shape:
             return False

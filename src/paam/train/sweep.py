@@ -65,7 +65,7 @@ def jobs_of(
 
 
 def run_jobs(
-    jobs: Sequence[Job], at_once: int, say: Callable[[str], object], stop: Callable[[], bool] = lambda: False
+    jobs: Sequence[Job], at_once: int, say: Callable[[str], object], stop: Callable[[], bool]
 ) -> dict[Path, int]:
     """Run all, ``at_once`` at a time, each writing to DIR.log beside its directory; exit code by directory.
 

@@ -71,9 +71,10 @@ def _convolve(
 ):  # fmt: skip
     """y[m, f] = sum over taps and channels of x[m + tap, c] weight[f, tap, c], for columns of groups of neighbours m.
 
-    A program goes down ``rows`` rows. Each row is read once, and added to the three rows of the output that it touches;
-    three rows at a time, so that no sum changes its registers. ``transposed``: the gradient of the input. x is the
-    output's gradient then, its channels are the weight's filters, and taps are mirrored.
+    A program makes one row of the output out of three; or it goes down ``rows`` rows, reads each once, and adds it to
+    the three of the output that it touches, three rows at a time, so that no sum changes its registers.
+    ``transposed``: the gradient of the input. x is the output's gradient then, its channels are the weight's filters,
+    and taps are mirrored.
     """
     channels, filters = channels * unit_c, filters * unit_f
     m = tl.program_id(0) * block_m + tl.arange(0, block_m)
