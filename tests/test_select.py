@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -100,8 +100,30 @@ def test_threshold_is_the_plain_comparison(seed: int, theta: float) -> None:
         assert set(plan.groups[group.name].filters) == above | path[group.name]
 
 
+def path_that_stays(network: Network, scores, kind: str, share: float, step: int) -> dict[str, set[int]]:
+    """The strongest path of the scores; that of equal ones where the former alone, in steps, exceeds the budget."""
+    own = network.strongest_path({name: value.double().numpy() for name, value in scores.items()})
+    if kind == "threshold":
+        return own
+    least = {}
+    for group in network.groups:
+        best = np.argsort(-scores[group.name].double().numpy(), kind="stable")
+        first = [*own[group.name], *(i for i in best if i not in own[group.name])]
+        least[group.name] = np.isin(np.arange(group.width), first[: -(-len(own[group.name]) // step) * step])
+    cost = network.cost(least)
+    shares = {
+        "keep_macs": cost.macs / network.dense.macs,
+        "keep_params": cost.params / network.dense.params,
+        "keep_filters": sum(mask.sum() for mask in least.values()) / sum(group.width for group in network.groups),
+    }
+    if shares[kind] <= share + 1e-12:
+        return own
+    return network.strongest_path({group.name: np.ones(group.width) for group in network.groups})
+
+
 @pytest.mark.parametrize("kind", ["keep_macs", "keep_params", "keep_filters", "threshold"])
 @settings(max_examples=15)
+@example(seed=882, share=0.4375, step=16)  # the scores' own path is too costly in steps
 @given(seed=st.integers(0, 10_000), share=st.floats(0.4, 0.99), step=st.sampled_from([2, 4, 8, 12, 16]))
 def test_widths_in_steps(kind: str, seed: int, share: float, step: int) -> None:
     """Multiples of the step, all or nothing; the best filters first; budgets kept."""
@@ -113,7 +135,7 @@ def test_widths_in_steps(kind: str, seed: int, share: float, step: int) -> None:
         least = float(re.search(r"between ([\d.]+) and", str(error))[1])
         assert share < least + 1e-4
         return
-    path = network.strongest_path({name: value.double().numpy() for name, value in scores.items()})
+    path = path_that_stays(network, scores, kind, share, step)
     for group in network.groups:
         kept = chosen.plan.groups[group.name].filters
         assert len(kept) % step == 0 or len(kept) == group.width
