@@ -19,12 +19,15 @@ import numpy as np
 import pytest
 import torch
 import typer.main
+from rich.console import Console
 from safetensors.torch import load_file
 
 import paam
 import paam.cli
 from paam.models import build_model
 from paam.record import read_record
+from paam.report.tables import comparison_table
+from paam.speed import Latency, Speed
 
 DIGITS = "digits-resnet20-kq"
 RECIPES = {
@@ -828,6 +831,19 @@ def test_bench_measures_both_networks(cli, run):
     assert [(row["network"], row["mode"]) for row in found["rows"]] == [("dense", "eager"), ("pruned", "eager")]
     assert found["rows"][1]["memory"] < found["rows"][0]["memory"]
     assert "speed-up" in cli("bench", str(run), "--batch=4", "--repeats=2", "--device=cpu").out
+
+
+def test_a_speed_up_says_what_the_quartiles_leave_open():
+    """12 ms (10 to 14) against 8 ms (7 to 20): 1.5 times, but between 10 / 20 and 14 / 7."""
+    rows = [
+        Speed("dense", "eager", Latency(12.0, 10.0, 14.0), 1000.0, None),
+        Speed("pruned", "eager", Latency(8.0, 7.0, 20.0), 1500.0, None),
+    ]
+    text = io.StringIO()
+    Console(file=text, width=200).print(comparison_table("a CPU", 12, rows))
+    dense, pruned = text.getvalue().splitlines()[-2:]
+    assert dense.rstrip().endswith("1.00 x")
+    assert pruned.rstrip().endswith("1.50 x (0.50 to 2.00)")
 
 
 @pytest.mark.parametrize("command", ["export", "bench"])

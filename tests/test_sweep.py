@@ -178,6 +178,21 @@ def test_a_bad_sweep_is_refused_in_one_sentence_before_anything_runs(monkeypatch
     assert not runs.exists() or not any(runs.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("vary", "words"),
+    [
+        ("target.keep_macs=0.5,0.0001", ["tiny-target.keep_macs=0.0001 cannot be run", "between"]),
+        ("model.name=held_net:make,nowhere:net", ["tiny-model.name=nowhere:net cannot be run", "nowhere"]),
+        ("data.name=digits,folder", ["tiny-data.name=folder cannot be run", "directory"]),
+    ],
+)
+def test_what_the_last_variant_lacks_is_said_before_the_first_one_runs(monkeypatch, capsys, here, vary, words):
+    code, out, err = sweep(monkeypatch, capsys, "tiny.toml", f"--vary={vary}", "--seeds=0,1", "--out=out")
+    assert (code, out) == (2, "")
+    assert all(word in err for word in words), err
+    assert not (here / "out").exists()
+
+
 # ---------------------------------------------------------------- the table
 
 

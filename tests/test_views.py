@@ -82,6 +82,15 @@ def test_time_left_in_the_first_epoch_goes_by_its_steps():
     assert state_of(record()).seconds_left() == 0
 
 
+def test_time_left_behind_a_change_goes_by_the_epochs_behind_it():
+    """A run that moved from a GPU to a CPU: epochs of 1 s are now 300 s, by its steps and then by its epochs."""
+    moved = {"event": "changed", "epoch": 2, "step": 0, "changes": {"environment.device": ["cuda", "cpu"]}}
+    here = [start(), epoch(0, seconds=1), epoch(1, seconds=1), {**moved, "command": ""}]
+    assert state_of(here).seconds_left() is None
+    assert state_of(here, Progress(2, 20, 100, 3.0)).seconds_left() == 5 * 300 - 60
+    assert state_of([*here, SCORES, epoch(2, seconds=310)]).seconds_left() == 4 * 310
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(None, "-:--"), (0, "0:00"), (7.4, "0:07"), (754, "12:34"), (11045, "3:04:05"), (2 * 86400 + 11040, "2 d 03:04")],

@@ -18,9 +18,9 @@ from paam.files import parse_json, read_text, write_atomically
 VERSION = 1
 RECORD_FILE = "record.jsonl"
 LOCK_FILE = "lock"
+"""Held by the process that writes the record."""
 SAME_EPOCHS = "the same epochs"
 """What a record says of a dense network that was trained as long as the pruned one."""
-"""Held by the process that writes the record."""
 
 Event = dict[str, Any]
 

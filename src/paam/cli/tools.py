@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from paam.cli.app import app
+from paam.cli.options import Device
 from paam.errors import DeviceError, RecipeError
 from paam.exporting import EXPORTS
 from paam.exporting import export as export_model
@@ -87,7 +88,7 @@ def export(
 def bench(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
     batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 128,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...; auto takes a GPU when there is one.")] = "auto",
+    device: Device = "auto",
     repeats: Annotated[int, typer.Option(min=2, help="Timed passes of each network, taking turns.")] = 30,
     compiled: Annotated[bool, typer.Option("--compile", help="Measure torch.compile too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -1,4 +1,4 @@
-"""Commands that train: demo, prune, and the recipes they take."""
+"""Commands that train one network: demo, prune, and the recipes they take."""
 
 from __future__ import annotations
 
@@ -7,32 +7,28 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from paam.cli.app import app, complain
+from paam.cli.options import Data, Device, KeepFilters, KeepMacs, KeepParams, RoundTo, Threshold, target_keys
 from paam.cli.stopping import Stopping
-from paam.errors import ArtifactError, PaamError, RecipeError, StoppedError
+from paam.errors import ArtifactError, PaamError, StoppedError
 from paam.recipe import load_recipe, parse_override, shipped_recipes
 from paam.record import RECORD_FILE, Event, of_kind, read_record
 from paam.report.html import write_report
 from paam.report.phrases import result_line
 from paam.report.plain import put, show
 from paam.report.summary import summary
-from paam.report.tables import sweep_table
 from paam.report.tensorboard import TensorBoardView
 from paam.report.views import choose_view
 from paam.train.checkpoint import checkpoints
-from paam.train.device import find_device, usual_device
 from paam.train.directory import CHECKPOINTS, DENSE_FILE, REPORT_FILE, TENSORBOARD
 from paam.train.run import run
-from paam.train.sweep import jobs_of, results, run_jobs, shared_gpu
 
 DEMO_RECIPE = "digits-resnet20-kq"
 
@@ -41,19 +37,6 @@ Seed = Annotated[int, typer.Option(help="Seed of weights, data order and augment
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the result, in one line, and nothing else.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the record's events as JSON lines, and nothing else.")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Write RUN/tensorboard too.")]
-
-
-def _share(of: str) -> Any:
-    return typer.Option(help=f"Share of the dense network's {of} that may remain, 0 to 1.")
-
-
-KeepMacs = Annotated[float | None, _share("MACs")]
-KeepParams = Annotated[float | None, _share("parameters")]
-KeepFilters = Annotated[float | None, _share("filters")]
-Threshold = Annotated[float | None, typer.Option(help="Filters scored below this fall.")]
-RoundTo = Annotated[
-    int | None, typer.Option(help="Keep multiples of so many filters per group: 8 suits most hardware.")
-]
 
 
 @app.command(epilog="Example:  paam demo")
@@ -93,7 +76,7 @@ def demo(
 )
 def prune(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe (see [bold]paam recipes[/]) or a path to a .toml.")],
-    data: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
+    data: Data = None,
     keep_macs: KeepMacs = None,
     keep_params: KeepParams = None,
     keep_filters: KeepFilters = None,
@@ -104,7 +87,7 @@ def prune(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory.  [dim]default: runs/RECIPE-seedN[/]")] = None,
     seed: Seed = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU when there is one.")] = "auto",
+    device: Device = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start the run in --out anew.")] = False,
     quiet: Quiet = False,
@@ -113,102 +96,13 @@ def prune(
 ) -> None:
     """Train, prune and fine-tune a network by a recipe."""
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or ())
-    overrides |= _target(keep_macs, keep_params, keep_filters, threshold, round_to)
+    overrides |= target_keys(keep_macs, keep_params, keep_filters, threshold, round_to)
     if data is not None:
         overrides["data.directory"] = str(data)
     out = out or Path("runs") / f"{Path(recipe).stem}-seed{seed}"
     shown = {"quiet": quiet, "as_json": as_json}
     how: dict[str, Any] = {"device": device, "resume": resume, "overwrite": overwrite}
     _prune(recipe, overrides, out, seed=seed, shown=shown, tensorboard=tensorboard, **how)
-
-
-def _target(
-    keep_macs: float | None,
-    keep_params: float | None,
-    keep_filters: float | None,
-    threshold: float | None,
-    round_to: int | None,
-) -> dict[str, Any]:
-    """Keys of a recipe's target that were given as options."""
-    targets = {"keep_macs": keep_macs, "keep_params": keep_params, "keep_filters": keep_filters, "threshold": threshold}
-    given = {name: value for name, value in targets.items() if value is not None}
-    if len(given) > 1 and set(given) != {"keep_macs", "keep_params"}:
-        options = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise RecipeError(f"{options} contradict each other; give one target.")
-    shaped = {} if round_to is None else {"round_to": round_to}
-    return {f"target.{name}": value for name, value in (given | shaped).items()}
-
-
-@app.command(
-    epilog="Examples:  [bold]paam sweep cifar10-resnet56-kq --data data --seeds 0,1,2[/]   "
-    "[bold]paam sweep cifar10-resnet56-kq --data data --vary prune.balance=area,side,none[/]"
-)
-def sweep(
-    recipes: Annotated[list[str], typer.Argument(help="Recipes, shipped or paths to .toml files.")],
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
-    vary: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=A,B", help="Try each value of a key; repeatable: all combinations.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key for all runs; repeatable.")
-    ] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder that holds the data set.")] = None,
-    keep_macs: KeepMacs = None,
-    keep_params: KeepParams = None,
-    keep_filters: KeepFilters = None,
-    threshold: Threshold = None,
-    round_to: RoundTo = None,
-    out: Annotated[Path, typer.Option(help="Folder for the run directories.")] = Path("runs/sweep"),
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU when there is one.")] = "auto",
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at once.  [dim]default: 4 on a GPU, 1 on a CPU[/]")
-    ] = None,
-) -> None:
-    """Run recipes with several seeds or settings, a few at a time on one GPU, and compare. Run again to go on."""
-    device = usual_device(device)
-    on_gpu = device.startswith("cuda") and torch.cuda.is_available()
-    if not on_gpu:  # a GPU is left to the runs: it may serve one process at a time
-        find_device(device)
-    target = _target(keep_macs, keep_params, keep_filters, threshold, round_to)
-    settings = [*(settings or ()), *(f"{key}={value}" for key, value in target.items())]
-    options = [part for text in settings for part in ("--set", text)]
-    options += ["--device", device, *([] if data is None else ["--data", str(data)])]
-    planned = jobs_of(recipes, _numbers(seeds), vary or (), options, out)
-    for job in planned:
-        load_recipe(job.arguments[0], dict(parse_override(text) for text in _after(job.arguments, "--set")))
-    console = Console()
-    at_once = jobs or (4 if on_gpu else 1)
-    stopping = Stopping(
-        lambda: put("stopping; the runs save what they have"), lambda: complain("Stopped at once; the runs still save.")
-    )
-    stopping.training = True
-    try:
-        with stopping, shared_gpu(on_gpu and at_once > 1):
-            codes = run_jobs(planned, at_once, put, stopping.asked)
-    except StoppedError as stopped:
-        complain(str(stopped))
-        raise typer.Exit(stopping.exit_code) from None
-    done = [job for job in planned if not codes[job.out]]  # a run that failed may hold the results of an earlier one
-    ends = results(done)
-    console.print(sweep_table({job.variant: ends.get(job.variant, []) for job in planned}))
-    if done:
-        put(f"a page of them:  paam report {shlex.quote(str(out))}/*/ -o report.html")
-    failed = [path.name for path, code in codes.items() if code]
-    if failed:
-        complain(f"{len(failed)} of {len(codes)} runs failed: {', '.join(failed)}; their .log files say why.")
-        raise typer.Exit(1)
-
-
-def _numbers(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 20]
-    if len(set(numbers)) < len(parts):
-        raise RecipeError(f"--seeds takes different whole numbers such as 0,1,2; '{text}' was given.")
-    return numbers
-
-
-def _after(arguments: tuple[str, ...], option: str) -> list[str]:
-    return [value for name, value in pairwise(arguments) if name == option]
 
 
 @app.command(epilog="Example:  paam recipes")

@@ -14,7 +14,8 @@ from paam.schedule import Phase, phase_at
 
 @dataclass
 class RunState:
-    """``done``: epochs that are finished; ``seconds``: how long each took, by phase; ``phases``: of every epoch.
+    """``done``: epochs that are finished; ``seconds``: how long each took, by phase, since something was changed;
+    ``phases``: of every epoch.
 
     ``last`` and ``accuracies`` are of the network that is pruned; ``control``: accuracy of the dense control, percent.
     """
@@ -54,7 +55,7 @@ class RunState:
     def seconds_left(self) -> float | None:
         """Of all epochs: each is taken to last as long as the median of its phase, or of all where its phase is new.
 
-        During the very first epoch its own pace stands for all.
+        During the very first epoch, and the first behind a change, its own pace stands for all.
         """
         current = self.current
         everything = [seconds for several in self.seconds.values() for seconds in several]
@@ -83,6 +84,8 @@ def after(state: RunState, event: Event) -> RunState:
         return RunState()
     if kind in ("scores", "selection", "end", "failed", "changed"):
         setattr(state, kind, event)
+        if kind == "changed":
+            state.seconds = {}  # on another machine, or with other settings, epochs last as long as they do there
     elif kind == "epoch":
         state.done = event["epoch"] + 1
         state.seconds.setdefault(event["phase"], []).append(event["seconds"])

@@ -48,18 +48,21 @@ def inspection_table(model: str, sizes: Sequence[int], classes: int, found: Insp
 
 
 def comparison_table(hardware: str, batch: int, rows: Sequence[Speed]) -> RenderableType:
-    """Dense against pruned, with the ratio of each mode."""
+    """Dense against pruned, with the ratio of each mode: of medians, and what the quartiles leave open."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title=f"{escape(hardware)}, batch {batch}")
     for column in ("network", "mode"):
         table.add_column(column)
     for column in ("ms per batch (quartiles)", "images / s", "peak memory", "speed-up"):
         table.add_column(column, justify="right")
-    base = {row.mode: row.latency.median for row in rows if row.network == "dense"}
+    dense = {row.mode: row.latency for row in rows if row.network == "dense"}
     for row in rows:
         latency = row.latency
         memory = "" if row.memory is None else f"{row.memory / 2**20:.1f} MiB"
         time = f"{latency.median:.2f} ({latency.low:.2f} to {latency.high:.2f})"
-        ratio = f"{base[row.mode] / latency.median:.2f} x"
+        base = dense[row.mode]
+        ratio = f"{base.median / latency.median:.2f} x"
+        if row.network != "dense":  # what timings that vary leave of it
+            ratio += f" ({base.low / latency.high:.2f} to {base.high / latency.low:.2f})"
         table.add_row(row.network, row.mode, time, f"{row.throughput:,.0f}", memory, ratio)
     return table
 

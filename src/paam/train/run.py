@@ -102,6 +102,12 @@ def run(
             )
 
 
+def check_run(recipe: Recipe, seed: int = 0) -> None:
+    """Refuse what :func:`run` would before its first epoch, on a CPU and without a directory."""
+    with closing(_load_data(recipe, seed)) as data:
+        check_reachable(_build_pruner(recipe, data, seed, "cpu", fresh=True).network, recipe.target)
+
+
 def _run(
     recipe: Recipe,
     out: Path,

@@ -82,7 +82,7 @@ def run_jobs(
                 raise StoppedError("Stopped; the same command goes on from what the runs have saved.")
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
-                say(f"{'goes on' if _is_begun(job) else 'started':9} {job.out.name}")
+                say(f"{'goes on' if is_begun(job) else 'started':9} {job.out.name}")
                 running[job], said[job] = _start(job)
             for job, process in list(running.items()):
                 if process.poll() is not None:
@@ -101,12 +101,12 @@ def run_jobs(
     return codes
 
 
-def _is_begun(job: Job) -> bool:
+def is_begun(job: Job) -> bool:
     return (job.out / LOCK_FILE).is_file() or (job.out / RECORD_FILE).is_file()
 
 
 def _start(job: Job) -> tuple[subprocess.Popen[bytes], int]:
-    resume = ["--resume"] if _is_begun(job) else []
+    resume = ["--resume"] if is_begun(job) else []
     with _log_of(job) as log:
         before = log.tell()
         process = subprocess.Popen(

@@ -1,0 +1,43 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paam.errors import RecipeError
+
+Data = Annotated[Path | None, typer.Option(help="Folder that holds the data set.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU when there is one.")]
+
+
+def _share(of: str) -> Any:
+    return typer.Option(help=f"Share of the dense network's {of} that may remain, 0 to 1.")
+
+
+KeepMacs = Annotated[float | None, _share("MACs")]
+KeepParams = Annotated[float | None, _share("parameters")]
+KeepFilters = Annotated[float | None, _share("filters")]
+Threshold = Annotated[float | None, typer.Option(help="Filters scored below this fall.")]
+RoundTo = Annotated[
+    int | None, typer.Option(help="Keep multiples of so many filters per group: 8 suits most hardware.")
+]
+
+
+def target_keys(
+    keep_macs: float | None,
+    keep_params: float | None,
+    keep_filters: float | None,
+    threshold: float | None,
+    round_to: int | None,
+) -> dict[str, Any]:
+    """Keys of a recipe's target that were given as options."""
+    targets = {"keep_macs": keep_macs, "keep_params": keep_params, "keep_filters": keep_filters, "threshold": threshold}
+    given = {name: value for name, value in targets.items() if value is not None}
+    if len(given) > 1 and set(given) != {"keep_macs", "keep_params"}:
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise RecipeError(f"{options} contradict each other; give one target.")
+    shaped = {} if round_to is None else {"round_to": round_to}
+    return {f"target.{name}": value for name, value in (given | shaped).items()}
