@@ -191,8 +191,8 @@ def test_removing_all_that_may_go_leaves_one_path(name: str, seed: int) -> None:
     with torch.no_grad():
         for parameter in small.parameters():
             parameter.fill_(1.0)  # so that no ReLU blocks the one path
-        a, b = torch.rand(2, 1, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
-        assert not torch.equal(small(a), small(b))
+        image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+        assert (small(2 * image) > small(image)).all()
 
 
 def test_the_path_kept_is_the_strongest() -> None:
