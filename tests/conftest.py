@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 from hypothesis import settings
 from torch import nn
 
+import paam.cli
 from paam import Pruner
 from paam.network import Choice, Network
 from paam.select import Selection
@@ -27,6 +30,21 @@ def shared() -> Path:
     if not (SHARED / "weights").is_dir():
         pytest.skip("the public checkpoints and CIFAR-10 are not beside this repository")
     return SHARED
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """Run the program in this process: exit code, standard output and standard error."""
+
+    def call(*arguments: str) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["paam", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            paam.cli.main()
+        captured = capsys.readouterr()
+        return SimpleNamespace(code=exit_.value.code or 0, out=captured.out, err=captured.err)
+
+    return call
 
 
 def lively(model: nn.Module, seed: int = 0) -> nn.Module:

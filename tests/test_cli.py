@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -120,21 +119,6 @@ def here(tmp_path, monkeypatch) -> Path:
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield tmp_path
     sys.modules.pop("own_nets", None)
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    """Run the program in this process: exit code, standard output and standard error."""
-
-    def call(*arguments: str) -> SimpleNamespace:
-        monkeypatch.setattr(sys, "argv", ["paam", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            paam.cli.main()
-        captured = capsys.readouterr()
-        return SimpleNamespace(code=exit_.value.code or 0, out=captured.out, err=captured.err)
-
-    return call
 
 
 @pytest.fixture
@@ -568,6 +552,55 @@ def test_a_loss_lost_in_the_first_epoch_promises_no_checkpoint(refuse, here):
     assert ("checkpoints" in message) == (here / "out" / "checkpoints").is_dir()
 
 
+# ---------------------------------------------------------------- places
+
+
+@pytest.mark.parametrize(
+    "command", ["watch", "report", "runs", "export", "bench", "demo --out", f"sweep {DIGITS} --out"]
+)
+def test_a_place_that_cannot_be_looked_at_is_refused_in_one_sentence(refuse, here, command):
+    assert "File name too long" in refuse(*command.split(), "x" * 300)
+    (here / "loop").symlink_to("loop")
+    refuse(*command.split(), "loop")
+
+
+def test_a_directory_whose_name_is_not_utf_8_is_refused_before_training(refuse, here, run):
+    """What would be written there could not be read again."""
+    assert "not UTF-8" in refuse("prune", DIGITS, *QUICK, "--out=out\udcff")
+    assert "not UTF-8" in refuse("export", str(run), "--format=safetensors", "--out=out\udcff")
+    assert not list(here.glob("out*"))
+
+
+@pytest.mark.parametrize("shown", ["--json", "--quiet"])
+def test_what_a_model_prints_is_no_part_of_what_a_program_reads(cli, here, shown):
+    (here / "loud.py").write_text(NETS.replace("return self.linear", "print('loud'); return self.linear"), "utf-8")
+    done = cli("prune", DIGITS, *QUICK, "--set=model.name=loud:small", "--out=out", shown)
+    sys.modules.pop("loud", None)
+    assert done.code == 0
+    assert "loud" in done.err
+    if shown == "--json":
+        assert done.out == (here / "out" / "record.jsonl").read_text("utf-8")
+    else:
+        assert done.out.count("\n") == 1
+
+
+def test_an_interrupt_while_the_result_is_measured_stops_and_goes_on_from_there(cli, monkeypatch, here):
+    measure = paam.train.ends.measure_latency
+
+    def interrupted(*arguments, **options):
+        signal.raise_signal(signal.SIGINT)
+        return measure(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(paam.train.ends, "measure_latency", interrupted)
+        done = cli("prune", DIGITS, *QUICK, "--out=out")
+    assert done.code == 130
+    assert "while the result was measured; all that was trained is saved. Go on with:  paam prune" in done.err
+    trained = read_record(here / "out" / "record.jsonl")
+    assert cli("prune", DIGITS, *QUICK, "--out=out", "--resume").code == 0
+    assert read_record(here / "out" / "record.jsonl")[:-1] == trained  # not an epoch again
+
+
 # ---------------------------------------------------------------- the demo
 
 
@@ -603,6 +636,18 @@ def test_an_unfinished_demo_is_gone_on_with_or_said_to_be_replaced(cli, monkeypa
     )
     assert "resumed" not in done.out
     assert read_record(record)[-1]["event"] == "end"
+
+
+@pytest.mark.parametrize("left", [["lock"], ["lock", "recipe.toml"]])
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_a_demo_that_was_stopped_before_its_first_event_begins_anew(cli, monkeypatch, good_run, here, left, resume):
+    monkeypatch.setattr(paam.cli.training, "DEMO_RECIPE", str(good_run / "recipe.toml"))
+    for name in left:
+        (here / "mine").mkdir(exist_ok=True)
+        (here / "mine" / name).touch()
+    done = cli("demo", "--out=mine", *resume)
+    assert (done.code, done.err) == (0, "")
+    assert read_record(here / "mine" / "record.jsonl")[-1]["event"] == "end"
 
 
 def test_an_interrupted_demo_says_how_to_go_on(cli, monkeypatch, good_run):
@@ -751,7 +796,7 @@ def test_inspect_shows_layers_groups_and_what_is_left_alone(cli):
     assert rows["conv1"] == "conv1 Conv2d 3x3 6 54 3.46 k own"  # 1 * 6 * 9 weights, times 8 * 8 positions
     assert rows["conv2"] == "conv2 Conv2d 3x3 8 432 27.65 k own"
     assert "left alone" in rows["linear"]
-    assert "14 filters in 2 groups" in done.out
+    assert "14 filters can be removed; groups: 2" in done.out
 
 
 def test_inspect_as_json(cli):
@@ -825,6 +870,20 @@ def test_an_exported_file_that_is_damaged_is_refused(cli, run):
         paam.load("cut.safetensors", _digits_network(run))
 
 
+@pytest.mark.parametrize("name", ["plan.json", "record.jsonl", "model.safetensors", "../good/recipe.toml", "lock"])
+def test_an_export_does_not_take_the_place_of_the_runs_own_files(refuse, run, name):
+    message = refuse("export", str(run), "--format=safetensors", f"--out={run / name}")
+    assert "a file of the run itself" in message
+
+
+def test_what_export_says_loads_its_file(cli, run):
+    done = cli("export", str(run), "--format=safetensors", "--out=small.safetensors")
+    code = done.out.split("load it with  ")[1].split("\n")[0]
+    checked = f"import paam; print(sum(p.numel() for p in ({code}).parameters()))"
+    loaded = subprocess.run([sys.executable, "-c", checked], capture_output=True, text=True, check=True)
+    assert int(loaded.stdout) == read_record(run / "record.jsonl")[-1]["pruned"]["params"]
+
+
 def test_bench_measures_both_networks(cli, run):
     done = cli("bench", str(run), "--batch=4", "--repeats=3", "--device=cpu", "--json")
     found = json.loads(done.out)
@@ -840,8 +899,10 @@ def test_a_speed_up_says_what_the_quartiles_leave_open():
         Speed("pruned", "eager", Latency(8.0, 7.0, 20.0), 1500.0, None),
     ]
     text = io.StringIO()
-    Console(file=text, width=200).print(comparison_table("a CPU", 12, rows))
-    dense, pruned = text.getvalue().splitlines()[-2:]
+    Console(file=text, width=200).print(comparison_table("a CPU", rows))
+    title, _, dense, pruned, *note = text.getvalue().splitlines()
+    assert title.strip() == "a CPU"
+    assert "vary so much" in note[0]  # 20 is more than 1.5 times 7
     assert dense.rstrip().endswith("1.00 x")
     assert pruned.rstrip().endswith("1.50 x (0.50 to 2.00)")
 

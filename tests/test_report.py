@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from paam.errors import PaamError
 from paam.report.comparison import GAP, LETTER, LINE, _clear, families, plane
-from paam.report.facts import gather
 from paam.report.figures import Mark, _grid, score_data, score_plots
+from paam.report.gathering import gather
 from paam.report.html import page, write_report
 from paam.report.scales import Axis, linear, logarithmic, round_steps
 from paam.report.words import score_words
@@ -226,6 +226,7 @@ def test_scores_that_lie_close_together_are_enlarged():
         ([-0.5, -0.4], (-0.502, 0.002, 53)),
         ([-0.1, 0.9], (-0.1, 0.02, 56)),  # up to 1.02
         ([0.2, 1e300], (0.0, 0.02, 100)),  # up to 2
+        ([5.0, 5.1], (1.99948, 2e-5, 53)),  # all of them in the last bin, which ends above 2
     ],
 )
 def test_bins_hold_scores_of_every_kind(scores, grid):
@@ -600,6 +601,30 @@ def test_every_prefix_of_a_record_gives_a_page_that_says_what_is_missing(tmp_pat
     assert 'class="note"' not in (tmp_path / "out.html").read_text("utf-8")
 
 
+def test_a_finished_record_that_lacks_lines_says_which():
+    def note(kept) -> str:
+        return " ".join(tree([event for event in events() if kept(event)]).texts("aside", "note"))
+
+    assert note(lambda event: True) == ""
+    assert "Of 10 epochs 4 are recorded." in note(lambda event: event.get("phase") is None or event["epoch"] < 4)
+    assert "Of 10 epochs 0 are recorded." in note(lambda event: event["event"] != "epoch")
+    missing = note(lambda event: event.get("cycle") != 2 or event["event"] == "epoch")
+    assert "Of 2 cycles 1 are recorded." in missing
+    assert "epochs" not in missing
+    cut = note(lambda event: event["event"] != "end" and event.get("epoch", 0) not in range(2, 8))
+    assert "not finished: 4 of 10 epochs" in cut
+
+
+def test_a_value_nested_without_end_is_cut_off():
+    record = events()
+    for depth in (1, 600):
+        value: list = []
+        for _ in range(depth):
+            value = [value, 7]
+        record[0]["recipe"]["prune"]["ignore"] = value
+        assert "…, 7" in " ".join(tree(record).texts("td"))
+
+
 def test_a_record_without_its_start_or_with_a_broken_middle_shows_the_rest(tmp_path):
     path = write(tmp_path / "run", events())
     lines = path.read_text().splitlines()
@@ -684,6 +709,8 @@ def test_what_is_no_run_is_named_and_the_others_are_shown(tmp_path):
         future,
         tmp_path / "blank" / "record.jsonl",
     ]
+    too_long = tmp_path / ("x" * 300) / "record.jsonl"
+    assert "File name too long" in write_report([too_long, good], tmp_path / "out.html")[0]
     refused = write_report([bad[0], good, *bad[1:]], tmp_path / "out.html")
     made = Tree((tmp_path / "out.html").read_text("utf-8"))
     assert [e["text"] for e in made.find("li")] == refused

@@ -23,7 +23,7 @@ from paam.errors import ArtifactError, DataError, DivergedError, StoppedError
 from paam.models import resnet20
 from paam.recipe import OptimizerSettings, Recipe, load_recipe
 from paam.record import read_record
-from paam.report.facts import gather
+from paam.report.gathering import gather
 from paam.schedule import Schedule
 from paam.train.engine import Engine
 from paam.train.networks import Networks

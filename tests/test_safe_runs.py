@@ -294,6 +294,38 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path, whole, l
     assert not (out / ".recipe.toml.tmp").exists()
 
 
+@pytest.mark.parametrize("kept", [0, 3, 5])
+def test_a_run_killed_while_it_made_room_for_itself_can_say_what_is_gone(tmp_path, whole, monkeypatch, kept):
+    """The record goes last: without its checkpoints it is refused in words, and never are they there without it."""
+    out, unlink, left = shutil.copytree(whole, tmp_path / "run"), Path.unlink, [kept]
+
+    def killed_on_the_way(path, *arguments, **options):
+        if path.is_file() and path.name != "lock":
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+        unlink(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", killed_on_the_way)
+        with pytest.raises(Killed):
+            run(short(), out, device="cpu", overwrite=True)
+    assert (out / "record.jsonl").exists()
+    assert run(short(), out, device="cpu", resume=True)[-1]["event"] == "end"  # it is the old one, finished
+    run(short(), out, device="cpu", overwrite=True)
+    assert_same_weights(out, whole)
+
+
+@pytest.mark.parametrize("epoch", [None, 10**15, -1, "3", 0.5])
+def test_a_damaged_epoch_without_any_checkpoint_is_begun_anew(tmp_path, whole, epoch):
+    out = tmp_path / "run"
+    out.mkdir()
+    events = [json.loads(line) for line in (whole / "record.jsonl").read_text().splitlines()]
+    (out / "record.jsonl").write_text("".join(json.dumps(e) + "\n" for e in [events[0], {**events[1], "epoch": epoch}]))
+    run(short(), out, device="cpu", resume=True)
+    assert_same_weights(out, whole)
+
+
 def test_one_run_at_a_time_in_a_directory_also_within_a_process(tmp_path):
     seen = []
 
@@ -313,14 +345,14 @@ def test_one_run_at_a_time_in_a_directory_also_within_a_process(tmp_path):
 
 def test_a_run_that_came_and_went_while_this_one_loaded_is_not_overwritten(tmp_path, monkeypatch):
     """Two commands at the same time, both allowed to begin; the other one is through when this one has its data."""
-    load, out = paam.train.run.load_data, tmp_path / "run"
+    load, out = paam.train.setup.load_data, tmp_path / "run"
 
     def slowly(*arguments, **options):
         monkeypatch.undo()
         run(short(), out, device="cpu")
         return load(*arguments, **options)
 
-    monkeypatch.setattr(paam.train.run, "load_data", slowly)
+    monkeypatch.setattr(paam.train.setup, "load_data", slowly)
     with pytest.raises(ArtifactError, match="not empty"):
         run(short(), out, device="cpu")
     assert of_kind(read_record(out / "record.jsonl"), "end")

@@ -17,11 +17,13 @@ from rich.console import Console
 
 import paam.cli
 from paam.errors import RecipeError
+from paam.models import build_model
 from paam.recipe import load_recipe
 from paam.record import of_kind, read_record
 from paam.report.tables import sweep_table
 from paam.train.run import run
-from paam.train.sweep import jobs_of, shared_gpu
+from paam.train.sweep import check_variants, jobs_of, shared_gpu
+from paam.train.weights import save_weights
 from test_runs import assert_same_weights
 
 # While a file `hold` lies beside it, a training step waits.
@@ -126,8 +128,14 @@ def test_what_is_no_list_of_values_is_refused(text):
 def test_runs_that_would_share_a_directory_are_refused():
     with pytest.raises(RecipeError, match="one directory"):
         jobs_of(["one/a.toml", "two/a.toml"], [0], [], [], Path("out"))
-    with pytest.raises(RecipeError, match="one directory"):
-        jobs_of(["a"], [0], ["finetune.lr=1,1"], [], Path("out"))
+    for values in ("1,1", "0.5,0.50", "1e-4,0.0001"):
+        with pytest.raises(RecipeError, match="finetune.lr has a value twice"):
+            jobs_of(["a"], [0], [f"finetune.lr={values}"], [], Path("out"))
+
+
+def test_a_value_may_be_a_list():
+    jobs = jobs_of(["a"], [0], ['prune.ignore=["b", "c"],[],["d"]'], [], Path("out"))
+    assert [job.arguments[-1] for job in jobs] == ['prune.ignore=["b", "c"]', "prune.ignore=[]", 'prune.ignore=["d"]']
 
 
 @pytest.mark.parametrize("options", [["--set", "finetune.lr=3"], []])
@@ -184,13 +192,42 @@ def test_a_bad_sweep_is_refused_in_one_sentence_before_anything_runs(monkeypatch
         ("target.keep_macs=0.5,0.0001", ["tiny-target.keep_macs=0.0001 cannot be run", "between"]),
         ("model.name=held_net:make,nowhere:net", ["tiny-model.name=nowhere:net cannot be run", "nowhere"]),
         ("data.name=digits,folder", ["tiny-data.name=folder cannot be run", "directory"]),
+        (
+            "distill.teacher=good.safetensors,nowhere.safetensors",
+            ["teacher=nowhere.safetensors cannot be run", "No such"],
+        ),
     ],
 )
 def test_what_the_last_variant_lacks_is_said_before_the_first_one_runs(monkeypatch, capsys, here, vary, words):
-    code, out, err = sweep(monkeypatch, capsys, "tiny.toml", f"--vary={vary}", "--seeds=0,1", "--out=out")
-    assert (code, out) == (2, "")
+    save_weights(here / "good.safetensors", build_model("held_net:make", num_classes=10, in_channels=1).state_dict())
+    settings = ["--set=distill.weight=0.5", f"--vary={vary}", "--seeds=0,1", "--out=out"]
+    code, out, err = sweep(monkeypatch, capsys, "tiny.toml", *settings)
+    assert (code, out) == (2, "checking  2 variants\n")
     assert all(word in err for word in words), err
     assert not (here / "out").exists()
+
+
+def test_data_is_loaded_once_for_all_variants_that_share_it(monkeypatch, here):
+    loads = []
+    load = paam.train.setup.load_data
+    monkeypatch.setattr(paam.train.setup, "load_data", lambda *a, **o: loads.append(o["holdout"]) or load(*a, **o))
+    variants = {
+        f"{rate} {share}": {"warmup.lr": rate, "data.holdout": share} for rate in (0.1, 0.2) for share in (0, 0.5)
+    }
+    check_variants({name: load_recipe("tiny.toml", changes) for name, changes in variants.items()})
+    assert loads == [0, 0.5]
+
+
+def test_a_seed_or_a_folder_of_a_later_run_is_refused_first(monkeypatch, capsys, here):
+    code, out, err = sweep(monkeypatch, capsys, "tiny.toml", "--seeds=0,3000000000", "--out=out")
+    assert (code, out) == (2, "")
+    assert "3000000000" in err
+    (here / "out" / "tiny-seed1").mkdir(parents=True)
+    (here / "out" / "tiny-seed1" / "notes.txt").touch()
+    code, out, err = sweep(monkeypatch, capsys, "tiny.toml", "--seeds=0,1", "--out=out")
+    assert (code, out) == (2, "")
+    assert "tiny-seed1 is not empty" in err
+    assert not (here / "out" / "tiny-seed0").exists()
 
 
 # ---------------------------------------------------------------- the table
@@ -308,6 +345,28 @@ def test_an_interrupt_reaches_the_runs_they_save_and_the_sweep_goes_on(here):
         accuracies.append(of_kind(read_record(here / f"alone{seed}" / "record.jsonl"), "end")[0]["pruned"]["accuracy"])
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("tiny ")]
     assert row.split()[1:3] == ["2", f"{mean(accuracies):.2f}"]
+
+
+def test_a_second_interrupt_leaves_at_once_and_the_runs_still_save(here):
+    """Both before the sweep has looked again: the runs are told all the same."""
+    command = [sys.executable, "-m", "paam", "sweep", "tiny.toml", "--out=out", "--device=cpu"]
+    (here / "hold").touch()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for((here / "reached").exists, process)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline().startswith("started")
+        assert process.stdout.readline().startswith("stopping")
+        process.send_signal(signal.SIGINT)
+        err = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Stopped at once; the runs still save." in err
+    (here / "hold").unlink()
+    log, deadline = here / "out" / "tiny-seed0.log", time.monotonic() + 60
+    while "all of it is saved" not in log.read_text("utf-8"):
+        assert time.monotonic() < deadline, log.read_text("utf-8")
 
 
 # ---------------------------------------------------------------- NVIDIA's MPS

@@ -89,6 +89,7 @@ def test_time_left_behind_a_change_goes_by_the_epochs_behind_it():
     assert state_of(here).seconds_left() is None
     assert state_of(here, Progress(2, 20, 100, 3.0)).seconds_left() == 5 * 300 - 60
     assert state_of([*here, SCORES, epoch(2, seconds=310)]).seconds_left() == 4 * 310
+    assert state_of([start(), epoch(0, seconds=900), moved, epoch(1, seconds=5)]).longest == 900
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-import paam.cli
 from events import END, FAILED, SELECTION, controlled, epoch, lines, record, start, write_run
 from paam.errors import ArtifactError
 from paam.report.alive import life
@@ -26,20 +24,9 @@ from paam.report.runs import list_runs, runs_table
 HOUR = 3600.0
 
 
-@pytest.fixture
-def cli(monkeypatch, capsys, tmp_path):
-    """Run the program in this process: exit code, standard output and standard error."""
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> SimpleNamespace:
-        monkeypatch.setattr(sys, "argv", ["paam", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            paam.cli.main()
-        captured = capsys.readouterr()
-        return SimpleNamespace(code=exit_.value.code or 0, out=captured.out, err=captured.err)
-
-    return call
 
 
 # ---------------------------------------------------------------- following
@@ -88,6 +75,17 @@ def test_a_record_cut_back_by_a_resume_is_told_from_its_start(follow, tmp_path):
     assert follower.poll() == [epoch(4)]
 
 
+def test_a_resume_is_told_also_when_more_was_written_before_the_next_look(follow, tmp_path):
+    """A run that goes on elsewhere writes what has changed at once."""
+    path = write_run(tmp_path, record(5)) / "record.jsonl"
+    follower = follow(path)
+    follower.poll()
+    changed = {"event": "changed", "epoch": 4, "step": 0, "changes": {"finetune.lr": [0.5, 0.1]}, "command": ""}
+    now = [*record(4), changed, epoch(4, loss=7.0)]
+    replace(path, lines(now))
+    assert follower.poll() == [{"event": "resumed", "epoch": 4, "told": len(record(4))}, *now]
+
+
 def test_another_run_in_the_same_place_is_no_resumed_one(follow, tmp_path):
     path = write_run(tmp_path, record(5)) / "record.jsonl"
     follower = follow(path)
@@ -110,6 +108,7 @@ DAMAGED = {
     "no-start": ('{"event": "odd", "version": 1}\n', "does not begin"),
     "no-recipe": (lines([{"event": "start", "version": 1}]), "has no"),
     "no-loss": (lines([start(), {"event": "epoch", "epoch": 0}]), "line 2: the epoch event has no 'phase'"),
+    "cycles": (lines([start(recipe={**start()["recipe"], "schedule": {"cycles": 0}})]), "'schedule'"),
     "nan": (lines([start(), epoch(0, loss=float("nan"))]), "'loss' of the epoch event makes no sense"),
     "middle": (lines([start()]) + "{\n" + lines([epoch(0)]), "line 2"),
     "binary": ("\x00\x01\n\n", "line 1"),
@@ -195,12 +194,12 @@ def test_a_run_whose_process_is_gone_ends_the_watch(cli, tmp_path):
     done = cli("watch", "run")
     assert done.code == 1
     assert "   3/7  scoring filters" in done.out
-    assert done.err == "paam: The run in run stopped in epoch 4 of 7. Go on with:  paam prune --resume\n"
+    assert done.err == "paam: The run in run stopped in epoch 4 of 7. Go on with:  paam prune --out run --resume\n"
     write_run(tmp_path / "run", record(3, command=""), age=HOUR)
-    assert "4 of 7. Its command with --resume goes on with it.\n" in cli("watch", "run").err
+    assert cli("watch", "run").err.endswith("4 of 7.\n")  # a program's own run: it knows how
     for events, where in ((record(7, end=False), "while its result was measured"), ([], "before its first event")):
         write_run(tmp_path / "run", events, age=HOUR)
-        assert f"stopped {where}. " in cli("watch", "run").err
+        assert f"stopped {where}." in cli("watch", "run").err
 
 
 def test_a_run_that_failed_ends_the_watch_at_once(cli, tmp_path):
@@ -208,7 +207,9 @@ def test_a_run_that_failed_ends_the_watch_at_once(cli, tmp_path):
     done = cli("watch", "run")
     assert done.code == 1
     assert done.out.endswith("\nfailed: The loss of step 3 is not finite.\n")
-    assert done.err == "paam: The run in run failed in epoch 5 of 7. Go on with:  paam prune --resume\n"
+    assert done.err == "paam: The run in run failed in epoch 5 of 7.\n"  # a record alone: nothing can go on
+    (tmp_path / "run" / "lock").touch()
+    assert cli("watch", "run").err.endswith(" in epoch 5 of 7. Go on with:  paam prune --out run --resume\n")
 
 
 @pytest.mark.parametrize("text", ["", lines([start()])[:40]], ids=["empty", "cut"])
@@ -328,6 +329,7 @@ def test_runs_are_listed_by_state_then_by_age(many):
 
 
 def test_runs_as_a_table_and_as_json(cli, many):
+    (many / "dead" / "lock").touch()
     done = cli("runs", ".")
     assert (done.code, done.err) == (0, "")
     by_name: dict[str, list[str]] = {}
@@ -369,22 +371,35 @@ def test_what_goes_on_with_a_run_has_what_was_changed_on_the_way(cli, tmp_path):
     changed = {"event": "changed", "epoch": 4, "step": 0, "changes": {"finetune.lr": [0.5, 0.05]}, "command": command}
     write_run(tmp_path / "run", [*record(4, command="paam prune a.toml"), changed], age=HOUR)
     (tmp_path / "run" / "lock").touch()
-    assert f"run goes on with:  {command}\n" in cli("runs", ".").out
-    assert f"Go on with:  {command}\n" in cli("watch", "run").err
+    goes_on = "paam prune a.toml --set finetune.lr=0.05 --out run --resume"
+    assert f"run goes on with:  {goes_on}\n" in cli("runs", ".").out
+    assert f"Go on with:  {goes_on}\n" in cli("watch", "run").err
+
+
+@pytest.mark.parametrize("given", ["--out first", "--out=first", "--out 'my runs'"])
+def test_what_goes_on_with_a_run_names_the_place_where_it_lies_now(cli, tmp_path, given):
+    write_run(tmp_path / "b c", record(4, command=f"paam prune a.toml {given} --seed 3"), age=HOUR)
+    assert "goes on with" not in cli("runs", ".").out  # a record that was brought here alone
+    (tmp_path / "b c" / "lock").touch()
+    assert "b c goes on with:  paam prune a.toml --out 'b c' --seed 3 --resume\n" in cli("runs", ".").out
+    write_run(tmp_path / "b c", record(4, command="paam prune 'a.toml"), age=HOUR)
+    assert "goes on with" not in cli("runs", ".").out
 
 
 def test_the_listing_says_why_a_run_failed_and_what_goes_on_with_it(cli, tmp_path):
     write_run(tmp_path / "bad", [*record(4, command="paam prune a.toml --out 'my runs'"), FAILED])
     write_run(tmp_path / "dead", record(4), age=HOUR)
     write_run(tmp_path / "going", record(4))
+    for name in ("bad", "dead"):
+        (tmp_path / name / "lock").touch()
     out = cli("runs", ".").out
     assert "failed at epoch 4 of 7" in out
     assert out[out.index("\n\n") :].split("\n") == [
         "",
         "",
-        "dead goes on with:  paam prune --resume",
+        "dead goes on with:  paam prune --out dead --resume",
         "bad failed: The loss of step 3 is not finite.",
-        "bad goes on with:  paam prune a.toml --out 'my runs' --resume",
+        "bad goes on with:  paam prune a.toml --out bad --resume",
         "",
     ]
 
@@ -410,3 +425,17 @@ def test_a_record_that_is_a_folder_or_closed_breaks_no_listing(tmp_path):
     (tmp_path / "odd" / "record.jsonl").mkdir(parents=True)
     write_run(tmp_path / "good", [*record()[:-1], END])
     assert [row.state for row in list_runs(tmp_path)] == ["finished", "damaged"]
+
+
+def test_a_schedule_that_cannot_be_is_a_damaged_run_among_good_ones(tmp_path):
+    write_run(tmp_path / "good", record())
+    write_run(tmp_path / "odd", [start(recipe={**start()["recipe"], "schedule": {"cycles": 0}})])
+    assert [row.state for row in list_runs(tmp_path)] == ["finished", "damaged"]
+
+
+def test_a_pipe_in_place_of_a_record_is_no_run(tmp_path):
+    """Who opens it would wait for ever."""
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "record.jsonl")
+    write_run(tmp_path / "good", record())
+    assert [row.path for row in list_runs(tmp_path)] == [str(tmp_path / "good")]

@@ -18,8 +18,9 @@ from paam.activations import ACTIVATIONS
 from paam.recipe import load_recipe
 from paam.record import read_record
 from paam.report import budget, figures
-from paam.report.facts import Facts, gather
+from paam.report.facts import Facts
 from paam.report.figures import Line, Mark, Plot, polyline
+from paam.report.gathering import gather
 from paam.report.scales import Axis
 from paam.report.values import mapping, text
 

@@ -10,7 +10,8 @@ import shlex
 from pathlib import Path
 
 from paam.record import read_record
-from paam.report.facts import Facts, gather
+from paam.report.facts import Facts
+from paam.report.gathering import gather
 from paam.report.values import mapping, text
 
 

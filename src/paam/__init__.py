@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from paam.version import __version__
 
 if TYPE_CHECKING:
+    from paam import models
     from paam.api import Pruned, prune
     from paam.artifacts import load, save
     from paam.cost import Counted, count
@@ -42,6 +43,8 @@ else:
     }
 
     def __getattr__(name: str) -> object:
+        if name == "models":
+            return import_module("paam.models")
         if name not in _HOMES:
             raise AttributeError(f"module 'paam' has no attribute '{name}'")
         value = globals()[name] = getattr(import_module(_HOMES[name]), name)
@@ -68,6 +71,7 @@ __all__ = [
     "load",
     "load_recipe",
     "measure_latency",
+    "models",
     "prune",
     "save",
 ]

@@ -66,6 +66,16 @@ def _flush_directory(directory: Path) -> None:
             os.close(descriptor)
 
 
+def check_name(path: Path) -> None:
+    """Refuse a path that is not UTF-8: safetensors could not open again what was written there."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise ArtifactError(
+            f"{str(path)!a} is not UTF-8, but weights can only be read from such a path; choose another."
+        ) from error
+
+
 def read_text(path: Path, what: str) -> str:
     """A text file in UTF-8; ``what`` names it in messages."""
     try:
@@ -88,6 +98,7 @@ def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], header: 
     The format is safetensors', put together here so that large tensors go from memory to the file uncopied, without
     holding up other threads.
     """
+    check_name(path)
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     unknown = [f"'{name}' ({tensor.dtype})" for name, tensor in plain.items() if tensor.dtype not in _DTYPES]
     if unknown:

@@ -133,6 +133,8 @@ def prepare(
     ``ignore``: names of modules, or of nodes of the graph, that are left alone: they read whole values, and nothing
     in them is removed.
     """
+    if not isinstance(model, nn.Module):
+        raise RecipeError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")
     if placement not in PLACEMENTS:
         raise RecipeError(f"There is no gate placement '{placement}'.{nearest(placement, PLACEMENTS)}")
     if streams not in STREAMS:

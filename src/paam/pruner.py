@@ -14,6 +14,7 @@ small = pruner.compact()
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -70,7 +71,7 @@ class Pruner:
     ) -> None:
         if score_norm not in ("eval", "train"):
             raise RecipeError(f"score_norm is 'eval' or 'train', not '{score_norm}'.")
-        if penalty < 0 or alpha <= 0 or dim_ratio <= 0:
+        if not (0 <= penalty < math.inf and 0 < alpha < math.inf and 0 < dim_ratio < math.inf):
             raise RecipeError(
                 f"penalty {penalty}, alpha {alpha}, dim_ratio {dim_ratio}: 0 or more, and above 0 the others."
             )

@@ -174,6 +174,11 @@ def recipe_from_tree(tree: Mapping[str, Any]) -> Recipe:
             raise RecipeError(f"{phase}.nesterov needs a {phase}.momentum above 0.")
     if recipe.prune.scorer in FIXED and recipe.schedule.score:
         raise RecipeError(f"The scorer '{recipe.prune.scorer}' learns nothing: set schedule.score to 0.")
+    if recipe.prune.scorer not in FIXED and not recipe.schedule.score:
+        raise RecipeError(
+            f"The scorer '{recipe.prune.scorer}' learns in score phases: set schedule.score to 1 or more, or take"
+            " 'l1' or 'random', which learn nothing."
+        )
     return recipe
 
 

@@ -26,12 +26,14 @@ def section_of(phase: PhaseName) -> PhaseName:
     return "finetune" if phase == "control" else phase
 
 
+LONGEST = 10**6
+"""Epochs of a whole schedule."""
 LENGTHS = {
-    "warmup": (0, 10**6),
-    "cycles": (1, 10**6),
-    "score": (0, 10**6),
-    "weight": (1, 10**6),
-    "finetune": (0, 10**6),
+    "warmup": (0, LONGEST),
+    "cycles": (1, LONGEST),
+    "score": (0, LONGEST),
+    "weight": (1, LONGEST),
+    "finetune": (0, LONGEST),
 }
 
 
@@ -51,6 +53,8 @@ class Schedule:
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
                 raise RecipeError(f"schedule.{name} is a whole number from {least} to {most}; {value} was given.")
+        if self.total > LONGEST:
+            raise RecipeError(f"The schedule has {self.total:,} epochs in all; at most {LONGEST:,} make a run.")
 
     @property
     def alternation(self) -> int:

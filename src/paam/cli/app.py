@@ -45,9 +45,12 @@ def main() -> None:
         complain(str(error))
         sys.exit(2)
     except OSError as error:
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
+        if error.filename is not None:  # a place that may not be looked into, a name too long, a loop of links
+            complain(f"{error.filename} cannot be used: {error.strerror}.")
+            sys.exit(2)
+        if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
             raise
-        let_go()
+        let_go(sys.stdout)
         complain(f"Standard output cannot be written: {error.strerror}.")
         sys.exit(1)
 

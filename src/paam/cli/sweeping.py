@@ -15,13 +15,24 @@ from rich.console import Console
 from paam.cli.app import app, complain
 from paam.cli.options import Data, Device, KeepFilters, KeepMacs, KeepParams, RoundTo, Threshold, target_keys
 from paam.cli.stopping import Stopping
-from paam.errors import PaamError, RecipeError, StoppedError
+from paam.errors import RecipeError, StoppedError
 from paam.recipe import Recipe, load_recipe, parse_override
 from paam.report.plain import put
 from paam.report.tables import sweep_table
 from paam.train.device import find_device, usual_device
-from paam.train.run import check_run
-from paam.train.sweep import Job, is_begun, jobs_of, results, run_jobs, shared_gpu
+from paam.train.directory import check_directory
+from paam.train.setup import check_seed
+from paam.train.sweep import (
+    Job,
+    Running,
+    check_variants,
+    is_begun,
+    jobs_of,
+    results,
+    run_jobs,
+    shared_gpu,
+    tell_to_stop,
+)
 
 
 @app.command(
@@ -59,23 +70,28 @@ def sweep(
     options = [part for text in settings for part in ("--set", text)]
     options += ["--device", device, *([] if data is None else ["--data", str(data)])]
     planned = jobs_of(recipes, _numbers(seeds), vary or (), options, out)
-    for job in planned:
-        _recipe_of(job)
-    _check_variants(planned)
+    _check(planned)
     at_once = jobs or (4 if on_gpu else 1)
-    stopping = Stopping(
-        lambda: put("stopping; the runs save what they have"), lambda: complain("Stopped at once; the runs still save.")
-    )
+    running: Running = {}
+
+    def leave() -> None:
+        tell_to_stop(running)  # the first signal may not have been passed on yet
+        complain("Stopped at once; the runs still save.")
+
+    stopping = Stopping(lambda: put("stopping; the runs save what they have"), leave)
     stopping.training = True
     try:
         with stopping, shared_gpu(on_gpu and at_once > 1):
-            codes = run_jobs(planned, at_once, put, stopping.asked)
+            codes = run_jobs(planned, at_once, put, stopping.asked, running)
     except StoppedError as stopped:
         complain(str(stopped))
         raise typer.Exit(stopping.exit_code) from None
     done = [job for job in planned if not codes[job.out]]  # a run that failed may hold the results of an earlier one
     ends = results(done)
-    Console().print(sweep_table({job.variant: ends.get(job.variant, []) for job in planned}))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 10_000  # one line per variant, for grep
+    console.print(sweep_table({job.variant: ends.get(job.variant, []) for job in planned}))
     if done:
         put(f"a page of them:  paam report {shlex.quote(str(out))}/*/ -o report.html")
     failed = [path.name for path, code in codes.items() if code]
@@ -100,15 +116,14 @@ def _recipe_of(job: Job) -> Recipe:
     return load_recipe(job.arguments[0], dict([*overrides, *folders]))
 
 
-def _check_variants(planned: Sequence[Job]) -> None:
-    """Refuse now what a later variant would be refused for when hours of others have passed.
-
-    Seeds change nothing of it; a single variant is checked by its own first run.
-    """
+def _check(planned: Sequence[Job]) -> None:
+    """Refuse before the first run what would be refused at any. A single variant is tried by its own first run."""
     first = {job.variant: job for job in reversed(planned)}
-    for variant, job in first.items() if len(first) > 1 else ():
-        if not is_begun(job):
-            try:
-                check_run(_recipe_of(job))
-            except PaamError as error:
-                raise type(error)(f"{variant} cannot be run: {error}") from error
+    recipes = {variant: _recipe_of(job) for variant, job in reversed(first.items())}
+    for job in planned:
+        check_seed(job.seed)
+        check_directory(job.out, resume=is_begun(job), overwrite=False)
+    to_try = {variant: recipe for variant, recipe in recipes.items() if not is_begun(first[variant])}
+    if len(recipes) > 1 and to_try:
+        put(f"{'checking':9} {len(to_try)} variants")
+        check_variants(to_try)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from paam.cli.app import app
 from paam.cli.options import Device
-from paam.errors import DeviceError, RecipeError
+from paam.errors import ArtifactError, DeviceError, RecipeError
 from paam.exporting import EXPORTS
 from paam.exporting import export as export_model
 from paam.inspection import inspect as inspect_network
@@ -26,6 +27,7 @@ from paam.report.plain import put
 from paam.report.tables import comparison_table, inspection_table
 from paam.speed import compare
 from paam.train.device import find_device
+from paam.train.directory import OWN_FILES
 from paam.train.opened import OpenedRun, open_run
 
 
@@ -77,6 +79,8 @@ def export(
     """Write the pruned network of a run as one file for other programs; its batch size stays free."""
     opened = open_run(run_directory)
     out = out or run_directory / EXPORTS.get(format, "")
+    if os.path.realpath(out) in {os.path.realpath(run_directory / name) for name in OWN_FILES - {*EXPORTS.values()}}:
+        raise ArtifactError(f"{out} is a file of the run itself; choose another --out.")
     export_model(opened.small, opened.example(2), out, format)
     put(f"{out}  ({out.stat().st_size / 1e6:.2f} MB)")
     put(_how_to_load(out, format, opened))
@@ -103,11 +107,13 @@ def bench(
         if "memory" not in str(error) and not isinstance(error, MemoryError):
             raise
         raise DeviceError(f"A batch of {batch} does not fit into memory; give a smaller --batch.") from error
+    hardware, threads = environment(device)["hardware"], torch.get_num_threads()
     if as_json:
-        where = {"device": environment(device)["hardware"], "batch": batch, "threads": torch.get_num_threads()}
+        where = {"device": hardware, "batch": batch, "threads": threads}
         typer.echo(json.dumps({**where, "rows": [asdict(row) for row in rows]}))
     else:
-        Console().print(comparison_table(environment(device)["hardware"], batch, rows))
+        used = f", threads: {threads}" if device == "cpu" else ""
+        Console().print(comparison_table(f"{hardware}{used}, batch {batch}", rows))
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -18,8 +18,8 @@ from paam.record import LOCK_FILE, RECORD_FILE, Event
 from paam.report.alive import FRESH, Life, life, lock_held, silent_for
 from paam.report.checking import read_events
 from paam.report.follow import Follower
-from paam.report.phrases import age, resume_command
-from paam.report.runs import list_runs, runs_table
+from paam.report.phrases import age
+from paam.report.runs import list_runs, resume_command, runs_notes, runs_table
 from paam.report.state import RunState, after
 from paam.report.summary import summary
 from paam.report.views import View, choose_view
@@ -46,9 +46,9 @@ def watch(
         return
     if state.end is None:
         ended = "stopped" if state.failed is None else "failed"
-        resuming = resume_command(state.start, state.changed) if state.start else ""
-        how = f"Go on with:  {resuming}" if resuming else "Its command with --resume goes on with it."
-        complain(f"The run in {run_directory} {ended} {_where(state)}. {how}")
+        resuming = resume_command(run_directory, state.start, state.changed) if state.start else ""
+        how = f" Go on with:  {resuming}" if resuming else ""
+        complain(f"The run in {run_directory} {ended} {_where(state)}.{how}")
         raise typer.Exit(1)
     if not as_json and state.start is not None:
         Console().print(summary([state.start, state.end]))
@@ -72,6 +72,8 @@ def runs(
     if not console.is_terminal:
         console.width = 10_000  # one line per run, for grep
     console.print(runs_table(rows, console.width))
+    if notes := runs_notes(rows):
+        console.print("", *notes, sep="\n", soft_wrap=True)
 
 
 def _follow(run_directory: Path, view: View) -> RunState:
@@ -88,8 +90,7 @@ def _follow(run_directory: Path, view: View) -> RunState:
             if state.start is None and not news and _left_alone(run_directory):
                 read_events(run_directory / RECORD_FILE)  # it is refused for what it lacks
             view.at(read_progress(run_directory / PROGRESS_FILE))
-            longest = max((max(several) for several in state.seconds.values()), default=0.0)
-            signs = life(run_directory, longest)
+            signs = life(run_directory, state.longest)
             if signs == "gone" and not news:  # else it may have written its last words since they were read
                 break
             view.warn(_silence(run_directory, signs))

@@ -64,9 +64,10 @@ def _import(package: str) -> Any:
         torchvision = import_torchvision()
         return torchvision.models if package == "torchvision" else importlib.import_module(package)
     except Exception as error:  # a package that does not fit the installed torch fails in many ways
+        release = torch.__version__.partition("+")[0]
         raise RecipeError(
             f"Models of {package} need that package, which cannot be imported ({one_line(error)});"
-            f" install one that fits your torch: pip install 'paam[{package}]'."
+            f" install one that fits your torch: pip install 'paam[{package}]' torch=={release}."
         ) from error
 
 

@@ -8,13 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paam.errors import ArtifactError
+from paam.errors import ArtifactError, RecipeError
 from paam.record import Event, read_record
 from paam.schedule import Schedule
 
 Check = Callable[[Any], bool]
-LONGEST = 10**6
-"""Epochs of a schedule."""
 LARGEST = 2**63
 """Larger numbers are damage, and some do not even fit into a float."""
 
@@ -83,10 +81,10 @@ def _read_schedule(table: dict[str, Any]) -> Schedule | None:
     values = {name: value for name, value in table.items() if name in known}
     if not all(type(value) is type(known[name]) for name, value in values.items()):
         return None
-    read = Schedule(**values)
-    lengths = (read.warmup, read.cycles, read.score, read.weight, read.finetune)
-    sensible = all(0 <= length < LONGEST for length in lengths) and read.score + read.weight > 0
-    return read if sensible and read.total < LONGEST else None
+    try:
+        return Schedule(**values)
+    except RecipeError:
+        return None
 
 
 _LATENCY = {"median": positive, "low": number, "high": number}

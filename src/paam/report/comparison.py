@@ -173,8 +173,9 @@ def spread(values: Sequence[float | None], show: Any, digits: int = 2) -> Cell:
 
 
 def published(runs: Sequence[Facts]) -> dict[str, tuple[float, float]]:
-    """The paper's points for the networks at hand, CIFAR-10 only: label -> (share of MACs kept, accuracy), percent."""
-    models = [model for model in PUBLISHED if any(run.model == model and run.data == "cifar10" for run in runs)]
+    """The paper's points for networks that have one here, CIFAR-10 only: label -> (share of MACs kept, accuracy)."""
+    shown = {run.model for run in runs if run.data == "cifar10" and run.pruned.accuracy is not None}
+    models = [model for model in PUBLISHED if model in shown]
     points = {}
     for model in models:
         for label, (accuracy, _, removed) in PUBLISHED[model].items():

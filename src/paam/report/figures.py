@@ -199,7 +199,7 @@ def score_data(facts: Facts) -> dict[str, Any] | None:
 
 def _grid(values: Sequence[float]) -> tuple[float, float, int]:
     """Where the bins of a histogram start, how wide they are and how many: from 0, or enlarged."""
-    low, high = max(min(values), -TOP), min(max(values), TOP)
+    low, high = (min(max(value, -TOP), TOP) for value in (min(values), max(values)))
     if high - low < NARROW:
         middle, half = (low + high) / 2, max(high - low, LEAST) / 2
         width = round_step(2 * half / PARTS)

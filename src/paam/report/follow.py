@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,7 +30,8 @@ class Follower:
     def poll(self) -> list[Event]:
         """Events that are new. A record that was written anew is told from its start.
 
-        Where it is the beginning of the one known so far, its run was resumed, and an event of that kind comes first.
+        Where it shares more with the one known so far than its start, its run was resumed, and an event of that kind,
+        which says how many are old, comes first.
         """
         before: list[bytes] | None = None
         if self.file is None or self._replaced():
@@ -45,9 +47,10 @@ class Follower:
         *whole, self.rest = (self.rest + self.file.read()).split(b"\n")
         self.lines += whole
         events = [self._event(line, number) for number, line in enumerate(whole, known + 1)]
-        if before and whole and before[: len(whole)] == whole:
-            epochs = [event["epoch"] for event in events if event["event"] == "epoch"]
-            events.insert(0, {"event": "resumed", "epoch": max(epochs, default=-1) + 1, "told": len(events)})
+        old = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before or (), whole, strict=False)))
+        if old > 1 or 0 < old == len(whole):
+            epochs = [event["epoch"] for event in events[:old] if event["event"] == "epoch"]
+            events.insert(0, {"event": "resumed", "epoch": max(epochs, default=-1) + 1, "told": old})
         return events
 
     def _close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from paam.errors import ArtifactError, PaamError
 from paam.files import write_atomically
 from paam.record import salvage_record
 from paam.report import budget, comparison, figures, headline, stages
-from paam.report.facts import Facts, gather
+from paam.report.facts import Facts
+from paam.report.gathering import gather
 from paam.report.values import text
 from paam.report.words import NOTHING, plain, signed
 from paam.version import __version__
@@ -38,7 +40,7 @@ def write_report(records: Sequence[Path], out: Path) -> list[str]:
 
 def _read(records: Sequence[Path]) -> tuple[list[Facts], list[str]]:
     records = list(dict.fromkeys(records))
-    names = [record.parent.resolve().name for record in records]
+    names = [Path(os.path.realpath(record.parent)).name for record in records]
     runs, refused = [], []
     for record, name in zip(records, names, strict=True):
         if names.count(name) > 1:
@@ -49,6 +51,8 @@ def _read(records: Sequence[Path]) -> tuple[list[Facts], list[str]]:
             runs.append(gather(name, *salvage_record(record)))
         except PaamError as error:
             refused.append(str(error))
+        except OSError as error:  # a folder that may not be looked into, a name that is too long
+            refused.append(f"{record.parent} cannot be read: {error.strerror}.")
     return runs, refused
 
 

@@ -75,7 +75,8 @@ def told_lines(event: Event) -> list[str]:
         return [start_line(event)]
     if kind == "resumed":
         inside = f" and {event['step']} steps" if event.get("step") else ""
-        older = [f"an older checkpoint is used: {clean(reason)}" for reason in event.get("passed_over", ())]
+        reasons = event.get("passed_over")
+        older = [f"an older checkpoint is used: {clean(r)}" for r in reasons] if isinstance(reasons, list) else []
         return [*older, f"resumed after epoch {event['epoch']}{inside}"]
     if kind == "changed":
         return [
@@ -127,13 +128,6 @@ def epoch_line(event: Event, monitor: str) -> str:
 
 def control_line(accuracy: float) -> str:
     return f"dense control {accuracy:.2f} %"
-
-
-def resume_command(start: Event, changed: Event | None = None) -> str:
-    """What goes on with a run as it is, with what it last ``changed``; empty where its record does not say how."""
-    commands = [event.get("command") for event in (changed, start) if event is not None]
-    known = [command for command in commands if isinstance(command, str) and command]
-    return f"{clean(known[0]).removesuffix(' --resume')} --resume" if known else ""
 
 
 def bar_cells(kept: int, width: int, bar: int) -> int:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Self
+from typing import Self, TextIO
 
 from rich.console import Console, RenderableType
 
@@ -50,10 +50,14 @@ class QuietView:
 
 
 class JsonView(QuietView):
-    """Every event as one line, as it stands in the record."""
+    """Every event as one line, as it stands in the record, on what is standard output now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = sys.stdout
 
     def event(self, event: Event) -> None:
-        self.heard = put(json.dumps(event)) and self.heard
+        self.heard = put(json.dumps(event), self.out) and self.heard
 
 
 class PlainView(QuietView):
@@ -112,18 +116,19 @@ def show(console: Console, *parts: RenderableType) -> bool:
     return put(laid_out.get().removesuffix("\n"))
 
 
-def let_go() -> None:
-    """Nothing more goes to standard output, also not what it still keeps: it cannot be written."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def let_go(out: TextIO) -> None:
+    """Nothing more goes to a stream, also not what it still keeps: it cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
-def put(line: str) -> bool:
+def put(line: str, out: TextIO | None = None) -> bool:
     """A line on standard output; False when it goes nowhere any more (``| head``), which must not cost a long run."""
-    encoding = sys.stdout.encoding or "utf-8"
+    out = out or sys.stdout
+    encoding = out.encoding or "utf-8"
     try:
-        print(line.encode(encoding, "replace").decode(encoding), flush=True)  # noqa: T201 - this is what it is for
+        print(line.encode(encoding, "replace").decode(encoding), file=out, flush=True)
     except OSError:  # the same for a full disk behind it
-        let_go()
+        let_go(out)
         return False
     except RuntimeError:  # a signal handler spoke in the middle of another line: that one goes first
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from paam.errors import ArtifactError
-from paam.record import RECORD_FILE, Event, of_kind
+from paam.record import LOCK_FILE, RECORD_FILE, Event, of_kind
 from paam.report.alive import life, silent_for
 from paam.report.checking import read_events, recorded_schedule
-from paam.report.phrases import MONITORS, age, clean, control_line, less, removed, resume_command
+from paam.report.phrases import MONITORS, age, clean, control_line, less, removed
 
 LEVELS = 4
 """Folders below the one given in which runs are looked for."""
@@ -63,7 +64,8 @@ def _find(folder: Path, levels: int) -> Iterator[Path]:
     except OSError:
         yield folder
         return
-    if any(entry.name == RECORD_FILE for entry in entries):
+    # A pipe of that name is none: who opens it waits for ever.
+    if any(entry.name == RECORD_FILE and (entry.is_file() or entry.is_dir()) for entry in entries):
         yield folder
     elif levels:
         for entry in entries:
@@ -98,7 +100,7 @@ def _summarised(path: Path, events: list[Event], quiet: float) -> RunRow:
         if failures:  # its last words, of which a resumed run takes back the record
             state, why = "failed", clean(failures[-1]["reason"])
         if state != "running":
-            resume = resume_command(start, next(reversed(of_kind(events, "changed")), None)) or None
+            resume = resume_command(path, start, next(reversed(of_kind(events, "changed")), None)) or None
         accuracy, where = (own[-1] if own else None), start["monitor"]
         gone = (100 * (1 - cuts[-1]["kept_macs"]), 100 * (1 - cuts[-1]["kept_params"])) if cuts else (None, None)
     recipe = start["recipe"]
@@ -122,21 +124,39 @@ def _summarised(path: Path, events: list[Event], quiet: float) -> RunRow:
     )
 
 
+def resume_command(run: Path, start: Event, changed: Event | None = None) -> str:
+    """What goes on with a run where it lies now, with what it last ``changed``.
+
+    Empty where its record does not say how, or was brought here without the run.
+    """
+    commands = [event.get("command") for event in (changed, start) if event is not None]
+    known = [command for command in commands if isinstance(command, str) and command]
+    if not known or not (run / LOCK_FILE).exists():
+        return ""
+    try:
+        words = shlex.split(clean(known[0]).removesuffix(" --resume"))
+    except ValueError:  # quotes that do not close: no command line of ours
+        return ""
+    at = next((place for place, word in enumerate(words) if word == "--out" or word.startswith("--out=")), len(words))
+    after = at + 2 if words[at : at + 1] == ["--out"] else at + 1
+    return shlex.join([*words[:at], "--out", clean(run), *words[after:], "--resume"])
+
+
 def runs_table(rows: Sequence[RunRow], width: int) -> RenderableType:
-    """One line per run where all fit, two otherwise; reasons below."""
+    """One line per run where all fit, two otherwise."""
     table = _one_line_each(rows)
     fits = Console(width=10_000).measure(table).maximum <= width
-    notes = [note for row in rows for note in _notes(row)]
-    return Group(*([table] if fits else _two_lines_each(rows, width)), *([Text()] if notes else []), *notes)
+    return table if fits else Group(*_two_lines_each(rows, width))
 
 
-def _notes(row: RunRow) -> list[Text]:
-    """Why a run is no more, and what goes on with it."""
+def runs_notes(rows: Sequence[RunRow]) -> list[Text]:
+    """Why runs are no more, and what goes on with them: lines to be copied, and so not to be broken."""
     notes = []
-    if row.why:
-        notes.append(Text(f"{row.path} failed: {row.why}" if row.state == "failed" else row.why, "red"))
-    if row.resume:
-        notes.append(Text(f"{row.path} goes on with:  {row.resume}", "dim"))
+    for row in rows:
+        if row.why:
+            notes.append(Text(f"{row.path} failed: {row.why}" if row.state == "failed" else row.why, "red"))
+        if row.resume:
+            notes.append(Text(f"{row.path} goes on with:  {row.resume}", "dim"))
     return notes
 
 

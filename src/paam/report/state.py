@@ -15,7 +15,7 @@ from paam.schedule import Phase, phase_at
 @dataclass
 class RunState:
     """``done``: epochs that are finished; ``seconds``: how long each took, by phase, since something was changed;
-    ``phases``: of every epoch.
+    ``longest``: seconds of the longest epoch of all; ``phases``: of every epoch.
 
     ``last`` and ``accuracies`` are of the network that is pruned; ``control``: accuracy of the dense control, percent.
     """
@@ -31,6 +31,7 @@ class RunState:
     done: int = 0
     accuracies: list[float] = field(default_factory=list)
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    longest: float = 0.0
     progress: Progress | None = None
     phases: list[Phase] = field(default_factory=list)
 
@@ -89,6 +90,7 @@ def after(state: RunState, event: Event) -> RunState:
     elif kind == "epoch":
         state.done = event["epoch"] + 1
         state.seconds.setdefault(event["phase"], []).append(event["seconds"])
+        state.longest = max(state.longest, event["seconds"])
         if event["phase"] == "control":  # another network: its numbers are not those of the one that is pruned
             state.control = state.control if event["accuracy"] is None else event["accuracy"]
             return state

@@ -14,6 +14,9 @@ from paam.record import Event
 from paam.report.phrases import less, removed
 from paam.speed import Speed
 
+UNSTEADY = 1.5
+"""The upper quartile of timings over the lower one from which on a ratio of medians means little."""
+
 
 def inspection_table(model: str, sizes: Sequence[int], classes: int, found: Inspection) -> RenderableType:
     """Layers in the order of the model, then what else is to know."""
@@ -38,7 +41,7 @@ def inspection_table(model: str, sizes: Sequence[int], classes: int, found: Insp
     lines: list[RenderableType] = [
         f"\n[bold]{escape(model)}[/], input {'x'.join(map(str, sizes))}, {classes:,} classes: {params} parameters,"
         f" {macs} MACs",
-        f"{filters} filters in {len(found.groups)} groups can be removed; {len(streams)} residual streams",
+        f"{filters} filters can be removed; groups: {len(found.groups)}, residual streams: {len(streams)}",
     ]
     if found.whole:
         lines.append(f"[dim]channels are made whole again at:[/] {escape(', '.join(found.whole))}")
@@ -47,9 +50,11 @@ def inspection_table(model: str, sizes: Sequence[int], classes: int, found: Insp
     return Group(table, *lines)
 
 
-def comparison_table(hardware: str, batch: int, rows: Sequence[Speed]) -> RenderableType:
+def comparison_table(where: str, rows: Sequence[Speed]) -> RenderableType:
     """Dense against pruned, with the ratio of each mode: of medians, and what the quartiles leave open."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title=f"{escape(hardware)}, batch {batch}")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title=escape(where))
+    if any(row.latency.high > UNSTEADY * row.latency.low for row in rows):
+        table.caption = "These timings vary so much that they say little: measure again when nothing else runs here."
     for column in ("network", "mode"):
         table.add_column(column)
     for column in ("ms per batch (quartiles)", "images / s", "peak memory", "speed-up"):

@@ -36,6 +36,8 @@ def plain(value: Any) -> str:
         return NOTHING
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, list):
-        return ", ".join(map(plain, value)) or "none"
+    if isinstance(value, list):  # of plain values: what is nested deeper is damage, and may be endless
+        return ", ".join("…" if isinstance(part, list | dict) else plain(part) for part in value) or "none"
+    if isinstance(value, dict):
+        return "…"
     return f"{value:,}" if isinstance(value, int) and abs(value) >= 10_000 else str(value)

@@ -13,7 +13,7 @@ from typing import Any
 from paam.artifacts import PLAN_FILE, WEIGHTS_FILE
 from paam.errors import ArtifactError
 from paam.exporting import EXPORTS
-from paam.files import temporary_name, write_atomically
+from paam.files import check_name, temporary_name, write_atomically
 from paam.progress import PROGRESS_FILE
 from paam.recipe import Recipe, recipe_to_toml
 from paam.record import LOCK_FILE, RECORD_FILE, Event, of_kind, read_record
@@ -97,6 +97,7 @@ def check_directory(out: Path, *, resume: bool, overwrite: bool) -> None:
     """Refuse a directory that a run may not begin, go on or start over in."""
     if resume and overwrite:
         raise ArtifactError("--resume and --overwrite contradict each other; give one of them.")
+    check_name(out)
     try:
         if out.exists() and not out.is_dir():
             raise ArtifactError(f"{out} is a file; give a directory with --out.")
@@ -134,10 +135,10 @@ def _is_start(event: Event) -> bool:
 def clear(out: Path, recipe: Recipe) -> None:
     """An empty run directory but for the recipe; what is not paam's stays."""
     try:
-        old = [out / name for name in WRITTEN]
+        old = [out / name for name in reversed(WRITTEN)]  # the record last: while it is there, the rest is a run
         boards = (out / TENSORBOARD).glob("events.out.tfevents.*")
         exported = [out / name for name in EXPORTS.values()]  # of the network that is being replaced
-        for path in (*old, *exported, *checkpoints(out / CHECKPOINTS), *boards):
+        for path in (*checkpoints(out / CHECKPOINTS), *boards, *exported, *old):
             path.unlink(missing_ok=True)
     except OSError as error:
         raise ArtifactError(f"The run directory {out} cannot be made: {error.strerror}.") from error

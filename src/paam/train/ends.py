@@ -13,6 +13,7 @@ from torch import Tensor
 from paam.artifacts import save
 from paam.cost import count
 from paam.data import Dataset
+from paam.errors import StoppedError
 from paam.pruner import Pruner
 from paam.recipe import Recipe
 from paam.record import SAME_EPOCHS, VERSION, Event, environment
@@ -52,8 +53,15 @@ def start_event(recipe: Recipe, seed: int, device: str, pruner: Pruner, data: Da
     }
 
 
-def finish(engine: Engine, test: EvaluationBatches, images: Tensor, out: Path, emit: Callable[[Event], None]) -> None:
-    """Measure what came out, write the artifacts, and close the record."""
+def finish(
+    engine: Engine,
+    test: EvaluationBatches,
+    images: Tensor,
+    out: Path,
+    emit: Callable[[Event], None],
+    stop: Callable[[], bool],
+) -> None:
+    """Measure what came out, write the artifacts, and close the record. Asked to ``stop``, it does so on the way."""
     small = engine.result()
     dense = engine.networks.dense() if engine.networks.control is None else engine.networks.control
     assert engine.pruner.selection is not None  # every schedule has at least one cycle
@@ -62,6 +70,8 @@ def finish(engine: Engine, test: EvaluationBatches, images: Tensor, out: Path, e
     save(small, out)
     results: dict[str, Any] = {}
     for name, model in (("dense", dense), ("pruned", small)):
+        if stop():
+            raise StoppedError("Stopped while the result was measured; all that was trained is saved.")
         counted = count(model, images[:1])
         results[name] = {
             "accuracy": accuracy(model, test),

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from paam.data import Dataset, load_data
-from paam.errors import ArtifactError, DivergedError, PaamError, RecipeError, StoppedError, one_line
-from paam.models import build_model
+from paam.data import Dataset
+from paam.errors import ArtifactError, DivergedError, PaamError, StoppedError, one_line
 from paam.progress import PROGRESS_FILE, ProgressFile
 from paam.pruner import Pruner
 from paam.recipe import Recipe
@@ -40,7 +34,8 @@ from paam.train.directory import (
 from paam.train.ends import LATENCY_BATCH, example, finish, start_event
 from paam.train.engine import Engine
 from paam.train.evaluation import Monitor
-from paam.train.weights import load_weights, save_weights
+from paam.train.setup import build_pruner, check_seed, load_run_data, teacher_state
+from paam.train.weights import save_weights
 
 PENDING = 2
 """Checkpoints that a killed run may not have finished writing: one under way, and one that its record is ahead of."""
@@ -50,7 +45,7 @@ OnStep = Callable[[int, int], None]
 
 def run(
     recipe: Recipe,
-    out: Path,
+    out: str | Path,
     *,
     seed: int = 0,
     device: str = "auto",
@@ -68,9 +63,8 @@ def run(
     ``watch`` is told of every event. A run that goes on is announced by ``resumed``, which no record holds, and then
     told again from its start, so that a view needs nothing but what it is told; ``on_step(step, steps)``: of each step.
     """
-    device = find_device(device)
-    if not 0 <= seed < 1 << 31:
-        raise RecipeError(f"The seed must be from 0 to {(1 << 31) - 1}; {seed} was given.")
+    out, device = Path(out), find_device(device)
+    check_seed(seed)
     check_directory(out, resume=resume, overwrite=overwrite)
     if resume and (events := begun(out)):
         find_changes(out, events, recipe, seed)
@@ -80,9 +74,9 @@ def run(
     with RunLock(out) as lock, threads(recipe.train.threads):
         if (resume or overwrite) and out.is_dir():
             lock.take()
-        with closing(_load_data(recipe, seed)) as data:
+        with closing(load_run_data(recipe, seed)) as data:
             fresh = not (resume and checkpoints(out / CHECKPOINTS))
-            pruner = _build_pruner(recipe, data, seed, device, fresh=fresh)
+            pruner = build_pruner(recipe, data, seed, device, fresh=fresh)
             if fresh:
                 check_reachable(pruner.network, recipe.target)
             lock.take()
@@ -100,12 +94,6 @@ def run(
                 on_step=on_step,
                 stop=stop,
             )
-
-
-def check_run(recipe: Recipe, seed: int = 0) -> None:
-    """Refuse what :func:`run` would before its first epoch, on a CPU and without a directory."""
-    with closing(_load_data(recipe, seed)) as data:
-        check_reachable(_build_pruner(recipe, data, seed, "cpu", fresh=True).network, recipe.target)
 
 
 def _run(
@@ -151,15 +139,11 @@ def _run(
         capture=on_gpu and recipe.train.capture,
     )
     engine = Engine(pruner, recipe, batches, seed=seed, emit=emit)
-    if recipe.distill.teacher is not None and recipe.distill.weight:
-        teacher = copy.deepcopy(pruner.network.traced.model)
-        load_weights(teacher, Path(recipe.distill.teacher), "distill.teacher")
-        engine.networks.teacher_state = teacher.state_dict()
+    engine.networks.teacher_state = teacher_state(recipe, pruner)
     engine.on_step, engine.stop = step_done, stop
     saved, passed_over = read_newest_checkpoint(out / CHECKPOINTS) if resume else (None, [])
     if saved is None:
-        due = [event for event in of_kind(begun(out), "epoch") if _is_due(recipe, event["epoch"] + 1)] if resume else []
-        if len(due) > PENDING:
+        if resume and _checkpoints_due(recipe, begun(out)) > PENDING:
             raise ArtifactError(
                 f"The checkpoints of the run in {out} are gone: put {out / CHECKPOINTS} back, or start over with"
                 " --overwrite."
@@ -202,7 +186,7 @@ def _run(
         saver.finish()
     test = EvaluationBatches(data.test, normalize, device=device)
     with _failure_told(emit, progress):
-        finish(engine, test, example(data, device, LATENCY_BATCH), out, emit)
+        finish(engine, test, example(data, device, LATENCY_BATCH), out, emit, stop)
     return read_record(out / RECORD_FILE)
 
 
@@ -217,6 +201,13 @@ def _failure_told(emit: Callable[[Event], None], progress: ProgressFile) -> Iter
         with contextlib.suppress(PaamError):  # it may be the record that cannot be written
             emit({"event": "failed", "epoch": progress.clock.epoch, "reason": str(error)})
         raise
+
+
+def _checkpoints_due(recipe: Recipe, events: list[Event]) -> int:
+    """How many checkpoints the epochs of a record should have left."""
+    epochs = [event.get("epoch") for event in of_kind(events, "epoch")]
+    known = [epoch for epoch in epochs if type(epoch) is int and 0 <= epoch < recipe.schedule.total]
+    return sum(_is_due(recipe, epoch + 1) for epoch in known)
 
 
 def _is_due(recipe: Recipe, following: int) -> bool:
@@ -253,37 +244,3 @@ def _tell_again(events: list[Event], watch: Callable[[Event], None], **where: An
     watch({"event": "resumed", "told": len(events), **where})
     for event in events:
         watch(event)
-
-
-def _load_data(recipe: Recipe, seed: int) -> Dataset:
-    settings = recipe.data
-    return load_data(
-        settings.name,
-        directory=settings.directory,
-        image_size=settings.image_size,
-        holdout=settings.holdout,
-        seed=seed,
-        memory=settings.memory * 2**30,
-        workers=settings.workers,
-    )
-
-
-def _build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str, *, fresh: bool) -> Pruner:
-    """The network with gates. ``fresh``: with the weights that a run begins with; a checkpoint brings its own."""
-    torch.manual_seed(seed)
-    channels = data.train.images.shape[1]
-    model = build_model(recipe.model.name, num_classes=len(data.classes), in_channels=channels).to(device)
-    if fresh and recipe.model.weights is not None:
-        load_weights(model, Path(recipe.model.weights), "model.weights")
-    if device.startswith("cuda"):
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        torch.backends.cudnn.benchmark = True
-    pruner = Pruner(model, example(data, device, 1), score_lr=recipe.score_lr, inplace=True, **asdict(recipe.prune))
-    with torch.no_grad():
-        answer = pruner.model.eval()(example(data, device, 2))
-    if not isinstance(answer, Tensor) or answer.shape != (2, len(data.classes)):
-        raise RecipeError(
-            f"The model '{recipe.model.name}' must return logits [N, {len(data.classes)}] for this data set"
-            f" ({len(data.classes)} classes); it returned {list(getattr(answer, 'shape', []))} for two images."
-        )
-    return pruner

@@ -8,29 +8,33 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from paam.errors import ArtifactError, RecipeError, StoppedError
+from paam.errors import ArtifactError, PaamError, RecipeError, StoppedError
+from paam.recipe import Recipe, parse_override
 from paam.record import LOCK_FILE, RECORD_FILE, Event, of_kind, read_record
+from paam.train.setup import check_run, load_run_data
 
 POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: its directory, the variant that it belongs to (seeds aside), and the arguments of `paam prune`."""
+    """One run: its directory, the variant that it belongs to, seeds aside, and the arguments of `paam prune`."""
 
     out: Path
     variant: str
+    seed: int
     arguments: tuple[str, ...]
 
 
@@ -40,8 +44,9 @@ def jobs_of(
     """Every combination, seed by seed. ``vary``: texts such as "prune.balance=area,side"; ``options``: for all runs."""
     choices: dict[str, list[str]] = {}
     for text in vary:
-        key, equals, values = text.partition("=")
-        if not equals or not key.strip() or not all(values.split(",")):
+        key, equals, listed = text.partition("=")
+        values = re.split(r",(?![^\[]*\])", listed)  # not at commas inside of brackets: a value may be a list
+        if not equals or not key.strip() or not all(values):
             raise RecipeError(
                 f"--vary takes key=value,value, for example --vary prune.balance=area,side; not '{text}'."
             )
@@ -49,7 +54,10 @@ def jobs_of(
         given = [option.partition("=")[0].strip() for option in options]
         if key in choices or key in given or (key == "data.directory" and "--data" in given):
             raise RecipeError(f"{key} is given twice; all its values belong into one --vary.")
-        choices[key] = [f"{key}={value}" for value in values.split(",")]
+        choices[key] = [f"{key}={value}" for value in values]
+        meant = [repr(parse_override(setting)) for setting in choices[key]]
+        if len(set(meant)) < len(meant):
+            raise RecipeError(f"--vary {key} has a value twice: {listed}.")
     jobs = []
     for seed in seeds:
         for recipe in recipes:
@@ -58,22 +66,40 @@ def jobs_of(
                 given = [part for setting in settings for part in ("--set", setting)]
                 folder = out / f"{variant}-seed{seed}"
                 arguments = (recipe, "--seed", str(seed), "--out", str(folder), *given, *options)
-                jobs.append(Job(folder, variant, arguments))
+                jobs.append(Job(folder, variant, seed, arguments))
     if len({job.out for job in jobs}) < len(jobs):
         raise RecipeError("Two runs of the sweep would have one directory: give recipes of different names.")
     return jobs
 
 
+def check_variants(recipes: Mapping[str, Recipe]) -> None:
+    """Refuse now what a later variant would be refused for when hours of others have passed; data is loaded once."""
+    alike: dict[str, dict[str, Recipe]] = {}
+    for variant, recipe in recipes.items():
+        alike.setdefault(repr(recipe.data), {})[variant] = recipe
+    for several in alike.values():
+        with ExitStack() as opened:
+            data = None
+            for variant, recipe in several.items():
+                try:
+                    data = data or opened.enter_context(closing(load_run_data(recipe, seed=0)))
+                    check_run(recipe, data, seed=0)
+                except PaamError as error:
+                    raise type(error)(f"{variant} cannot be run: {error}") from error
+
+
+Running = dict[Job, subprocess.Popen[bytes]]
+
+
 def run_jobs(
-    jobs: Sequence[Job], at_once: int, say: Callable[[str], object], stop: Callable[[], bool]
+    jobs: Sequence[Job], at_once: int, say: Callable[[str], object], stop: Callable[[], bool], running: Running
 ) -> dict[Path, int]:
     """Run all, ``at_once`` at a time, each writing to DIR.log beside its directory; exit code by directory.
 
     A run that is finished is not run again, one that was cut goes on. Once ``stop`` says yes the runs are told, and
-    when they have saved, StoppedError is raised.
+    when they have saved, StoppedError is raised. ``running``: empty, and then those at work that are not told to stop.
     """
     waiting = list(jobs)
-    running: dict[Job, subprocess.Popen[bytes]] = {}
     said: dict[Job, int] = {}  # how long a log was before
     codes: dict[Path, int] = {}
     try:
@@ -82,8 +108,10 @@ def run_jobs(
                 raise StoppedError("Stopped; the same command goes on from what the runs have saved.")
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
-                say(f"{'goes on' if is_begun(job) else 'started':9} {job.out.name}")
+                begun, ended = is_begun(job), bool(results([job])[job.variant])
                 running[job], said[job] = _start(job)
+                if not ended:
+                    say(f"{'goes on' if begun else 'started':9} {job.out.name}")
             for job, process in list(running.items()):
                 if process.poll() is not None:
                     del running[job]
@@ -94,11 +122,18 @@ def run_jobs(
                 for process in running.values():
                     process.wait(POLL_SECONDS)
     finally:
-        for process in running.values():
-            process.send_signal(signal.SIGTERM)  # SIGINT is ignored by what a script started with &
-        for process in running.values():
+        for process in tell_to_stop(running):
             process.wait()
     return codes
+
+
+def tell_to_stop(running: Running) -> list[subprocess.Popen[bytes]]:
+    """Ask all to save and stop; once only, since a second time would stop them at once."""
+    told = []
+    while running:
+        told.append(running.popitem()[1])
+        told[-1].send_signal(signal.SIGTERM)  # SIGINT is ignored by what a script started with &
+    return told
 
 
 def is_begun(job: Job) -> bool:
