@@ -45,6 +45,8 @@ from paam.recipe import load_recipe, parse_override
 from paam.record import RECORD_FILE
 from paam.report.checking import read_events
 from paam.report.frame import frame
+from paam.report.html import write_report
+from paam.report.runs import RunRow, list_runs
 from paam.report.state import RunState, after
 from paam.report.summary import summary
 from paam.schedule import Schedule
@@ -149,6 +151,9 @@ def records() -> Attempt:
         else:
             content = damaged("\n".join(new).encode(), rng)
         (here / RECORD_FILE).write_bytes(content)
+        assert len(rows_of(here)) == 1
+        if rng.random() < 0.3:
+            write_report([here / RECORD_FILE], here / "page.html")
         events = begun(here)
         if events:
             find_changes(here, events, recipe, 0)
@@ -160,6 +165,14 @@ def records() -> Attempt:
                 Console(file=io.StringIO()).print(summary([state.start, state.end]))
 
     return attempt
+
+
+def rows_of(folder: Path) -> list[RunRow]:
+    """The listing refuses nothing: whatever a run is, the others must be seen."""
+    try:
+        return list_runs(folder)
+    except PaamError as error:
+        raise AssertionError("one run took the listing down") from error
 
 
 def checkpoint_files() -> Attempt:

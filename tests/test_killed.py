@@ -26,7 +26,7 @@ from PIL import Image
 import paam
 from paam.files import read_tensors
 from paam.record import of_kind, read_record
-from paam.train.checkpoint import KIND, checkpoints
+from paam.train.checkpoint import KIND, checkpoints, read_newest_checkpoint
 from test_runs import assert_same_weights, story
 
 # A tiny network with randomness of its own. Where a file `slow` lies beside it, a training step takes for ever.
@@ -258,6 +258,9 @@ def test_a_terminal_that_is_closed_saves_the_run(here, whole):
     os.close(shown)
     process.send_signal(signal.SIGHUP)
     assert process.wait(60) == 129
+    saved, _ = read_newest_checkpoint(here / "run" / "checkpoints")
+    assert saved is not None
+    assert saved[1]["events"] == len(read_record(record))  # all that it had done, not the last of the usual ones
     finish_and_compare(here, whole)
 
 

@@ -135,6 +135,32 @@ def test_writes_that_follow_each_other_closely_are_not_put_off(tmp_path, monkeyp
     saver.finish()
 
 
+def test_a_checkpoint_reaches_the_disk_behind_the_record_and_its_name_behind_its_content(tmp_path, monkeypatch):
+    """What a power cut may leave: no checkpoint is ahead of the record, none has a name before it is whole."""
+    out, calls = tmp_path / "run", []
+    flush, rename = os.fsync, Path.replace
+
+    def flushed(descriptor):
+        calls.append(("flushed", Path(f"/proc/self/fd/{descriptor}").readlink()))
+        flush(descriptor)
+
+    def renamed(path, target):
+        calls.append(("renamed", Path(target)))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(Path, "replace", renamed)
+    run(short(), out, device="cpu")
+    folder = out / "checkpoints"
+    places = [place for place, (what, path) in enumerate(calls) if what == "renamed" and path.parent == folder]
+    assert places
+    for place in places:
+        target = calls[place][1]
+        assert calls[place - 1] == ("flushed", target.with_name(f".{target.name}.tmp"))
+        assert ("flushed", out / "record.jsonl") in calls[max(0, place - 4) : place]
+        assert calls[place + 1] == ("flushed", folder)
+
+
 def full_disk(*arguments: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -300,6 +300,16 @@ def test_a_failing_run_is_named_and_does_not_stop_the_others_and_finished_ones_a
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def test_a_run_that_fails_now_does_not_count_by_what_it_was_before(monkeypatch, capsys, here):
+    assert sweep(monkeypatch, capsys, "tiny.toml", "--out=out")[0] == 0
+    code, out, err = sweep(monkeypatch, capsys, "tiny.toml", "--out=out", "--set=finetune.lr=0.7")
+    assert code == 1
+    assert "1 of 1 runs failed" in err
+    assert "cannot change any more" in out
+    (row,) = [line for line in out.splitlines() if line.startswith("tiny ")]
+    assert row.split() == ["tiny", "0"]
+
+
 def test_a_target_on_the_command_line_is_that_of_all_runs(monkeypatch, capsys, here):
     assert sweep(monkeypatch, capsys, "tiny.toml", "--seeds=0,1", "--keep-params=0.4", "--out=out")[0] == 0
     for seed in (0, 1):

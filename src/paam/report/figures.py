@@ -226,7 +226,8 @@ def score_plots(data: dict[str, Any]) -> tuple[Plot, Plot]:
         for place, count in zip(sparse[::2], sparse[1::2], strict=True):
             counts[place] += count
     x = Axis(data["start"], data["start"] + data["bins"] * data["bin"], count=6)
-    y = Axis(0, max(counts) * 1.06, count=4)
+    most = max(counts) * 1.06
+    y = Axis(0, most, count=min(4, most))  # filters are whole
     split = 0.0 if cycle["threshold"] is None else x.place(cycle["threshold"])
     width = 100 / data["bins"]
     cut, stay, steps, total = "", "", "M0 100", 0

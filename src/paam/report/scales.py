@@ -20,7 +20,7 @@ class Axis:
     low: float
     high: float
     log: bool = False
-    count: int = 5
+    count: float = 5
 
     def place(self, value: float) -> float:
         """Percent of the way from ``low`` to ``high``, kept within the plot."""
@@ -53,7 +53,7 @@ def logarithmic(values: Iterable[float]) -> Axis:
     return Axis(min(low, 0.0), max(high, 1e-6) * 1.06)
 
 
-def round_steps(low: float, high: float, count: int) -> list[float]:
+def round_steps(low: float, high: float, count: float) -> list[float]:
     """About ``count`` multiples of 1, 2 or 5 times a power of ten within a range."""
     step = round_step((high - low) / max(count, 1))
     return [round(k * step, 12) for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]

@@ -138,7 +138,8 @@ def clear(out: Path, recipe: Recipe) -> None:
         old = [out / name for name in reversed(WRITTEN)]  # the record last: while it is there, the rest is a run
         boards = (out / TENSORBOARD).glob("events.out.tfevents.*")
         exported = [out / name for name in EXPORTS.values()]  # of the network that is being replaced
-        for path in (*checkpoints(out / CHECKPOINTS), *boards, *exported, *old):
+        unreadable = (out / CHECKPOINTS).glob("epoch-*.unreadable")
+        for path in (*checkpoints(out / CHECKPOINTS), *unreadable, *boards, *exported, *old):
             path.unlink(missing_ok=True)
     except OSError as error:
         raise ArtifactError(f"The run directory {out} cannot be made: {error.strerror}.") from error
