@@ -120,7 +120,14 @@ def test_scorers_that_learn_nothing_are_refused_score_epochs(scorer):
     assert short(prune__scorer=scorer, **FIXED).schedule.total == 2 + 2 * 2 + 2
 
 
-@pytest.mark.parametrize("scorer", ["l1", "random", "kq"])
+@pytest.mark.parametrize("scorer", ["kq", "vanilla", "free"])
+def test_a_scorer_that_learns_wants_score_epochs(scorer):
+    """Without them all filters have one score, and chance would choose."""
+    with pytest.raises(RecipeError, match=f"'{scorer}' learns in score phases: set schedule.score to 1 or more"):
+        short(prune__scorer=scorer, **FIXED)
+
+
+@pytest.mark.parametrize("scorer", ["l1", "random"])
 def test_a_run_without_score_epochs_selects_prunes_and_is_reported(tmp_path, scorer):
     out = tmp_path / "run"
     events = run(
