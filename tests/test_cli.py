@@ -584,6 +584,19 @@ def test_what_a_model_prints_is_no_part_of_what_a_program_reads(cli, here, shown
         assert done.out.count("\n") == 1
 
 
+def test_json_of_inspect_and_bench_is_json_whatever_a_model_prints(cli, here, run):
+    (here / "loud.py").write_text(NETS.replace("return self.linear", "print('loud'); return self.linear"), "utf-8")
+    found = cli("inspect", "loud:small", "--input=1x8x8", "--json")
+    assert "loud" in found.err
+    assert json.loads(found.out)["model"] == "loud:small"
+    (here / "own_nets.py").write_text((here / "loud.py").read_text("utf-8"), "utf-8")
+    sys.modules.pop("own_nets", None)
+    assert (
+        len(json.loads(cli("bench", str(run), "--batch=4", "--repeats=2", "--device=cpu", "--json").out)["rows"]) == 2
+    )
+    sys.modules.pop("loud", None)
+
+
 def test_an_interrupt_while_the_result_is_measured_stops_and_goes_on_from_there(cli, monkeypatch, here):
     measure = paam.train.ends.measure_latency
 
@@ -638,16 +651,25 @@ def test_an_unfinished_demo_is_gone_on_with_or_said_to_be_replaced(cli, monkeypa
     assert read_record(record)[-1]["event"] == "end"
 
 
-@pytest.mark.parametrize("left", [["lock"], ["lock", "recipe.toml"]])
+@pytest.mark.parametrize("left", ["lock", "lock .recipe.toml.tmp", "lock recipe.toml", "lock recipe.toml record.jsonl"])
 @pytest.mark.parametrize("resume", [[], ["--resume"]])
 def test_a_demo_that_was_stopped_before_its_first_event_begins_anew(cli, monkeypatch, good_run, here, left, resume):
     monkeypatch.setattr(paam.cli.training, "DEMO_RECIPE", str(good_run / "recipe.toml"))
-    for name in left:
+    for name in left.split():
         (here / "mine").mkdir(exist_ok=True)
         (here / "mine" / name).touch()
     done = cli("demo", "--out=mine", *resume)
     assert (done.code, done.err) == (0, "")
     assert read_record(here / "mine" / "record.jsonl")[-1]["event"] == "end"
+
+
+def test_the_demo_does_not_replace_what_was_saved_by_hand(refuse, good_run, here):
+    for name in ("plan.json", "model.safetensors"):
+        (here / "mine").mkdir(exist_ok=True)
+        shutil.copy(good_run / name, here / "mine" / name)
+    before = snapshot(here / "mine")
+    assert "something else than an earlier demo" in refuse("demo", "--out=mine")
+    assert snapshot(here / "mine") == before
 
 
 def test_an_interrupted_demo_says_how_to_go_on(cli, monkeypatch, good_run):
@@ -870,7 +892,9 @@ def test_an_exported_file_that_is_damaged_is_refused(cli, run):
         paam.load("cut.safetensors", _digits_network(run))
 
 
-@pytest.mark.parametrize("name", ["plan.json", "record.jsonl", "model.safetensors", "../good/recipe.toml", "lock"])
+@pytest.mark.parametrize(
+    "name", ["plan.json", "record.jsonl", "model.safetensors", "../good/recipe.toml", "checkpoints/x"]
+)
 def test_an_export_does_not_take_the_place_of_the_runs_own_files(refuse, run, name):
     message = refuse("export", str(run), "--format=safetensors", f"--out={run / name}")
     assert "a file of the run itself" in message

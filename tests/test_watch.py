@@ -84,6 +84,16 @@ def test_a_resume_is_told_also_when_more_was_written_before_the_next_look(follow
     now = [*record(4), changed, epoch(4, loss=7.0)]
     replace(path, lines(now))
     assert follower.poll() == [{"event": "resumed", "epoch": 4, "told": len(record(4))}, *now]
+    replace(path, lines([start(), changed]))  # stopped inside of its first epoch, gone on elsewhere
+    assert follower.poll() == [{"event": "resumed", "epoch": 0, "told": 1}, start(), changed]
+
+
+def test_a_run_begun_anew_is_no_resumed_one_though_it_begins_alike(follow, tmp_path):
+    path = write_run(tmp_path, [start(), SELECTION, epoch(0, loss=1.0)]) / "record.jsonl"
+    follower = follow(path)
+    follower.poll()
+    replace(path, lines([start(), SELECTION, epoch(0, loss=2.0)]))
+    assert follower.poll() == [start(), SELECTION, epoch(0, loss=2.0)]
 
 
 def test_another_run_in_the_same_place_is_no_resumed_one(follow, tmp_path):
@@ -376,13 +386,20 @@ def test_what_goes_on_with_a_run_has_what_was_changed_on_the_way(cli, tmp_path):
     assert f"Go on with:  {goes_on}\n" in cli("watch", "run").err
 
 
-@pytest.mark.parametrize("given", ["--out first", "--out=first", "--out 'my runs'"])
+@pytest.mark.parametrize("given", ["--out first", "--out=first", "--out 'my runs'", "--out a --out=b", ""])
 def test_what_goes_on_with_a_run_names_the_place_where_it_lies_now(cli, tmp_path, given):
     write_run(tmp_path / "b c", record(4, command=f"paam prune a.toml {given} --seed 3"), age=HOUR)
     assert "goes on with" not in cli("runs", ".").out  # a record that was brought here alone
     (tmp_path / "b c" / "lock").touch()
-    assert "b c goes on with:  paam prune a.toml --out 'b c' --seed 3 --resume\n" in cli("runs", ".").out
-    write_run(tmp_path / "b c", record(4, command="paam prune 'a.toml"), age=HOUR)
+    assert "b c goes on with:  paam prune a.toml --seed 3 --out 'b c' --resume\n" in cli("runs", ".").out
+
+
+@pytest.mark.parametrize(
+    ("name", "command"), [("run", "paam prune 'a"), ("run", "python my.py"), ("a\xa0b", "paam prune")]
+)
+def test_a_command_that_would_not_work_is_not_given(cli, tmp_path, name, command):
+    write_run(tmp_path / name, record(4, command=command), age=HOUR)
+    (tmp_path / name / "lock").touch()
     assert "goes on with" not in cli("runs", ".").out
 
 
@@ -439,3 +456,6 @@ def test_a_pipe_in_place_of_a_record_is_no_run(tmp_path):
     os.mkfifo(tmp_path / "pipe" / "record.jsonl")
     write_run(tmp_path / "good", record())
     assert [row.path for row in list_runs(tmp_path)] == [str(tmp_path / "good")]
+    (tmp_path / "loop").mkdir()
+    (tmp_path / "loop" / "record.jsonl").symlink_to("record.jsonl")
+    assert [row.state for row in list_runs(tmp_path)] == ["finished", "damaged"]

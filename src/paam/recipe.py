@@ -177,7 +177,7 @@ def recipe_from_tree(tree: Mapping[str, Any]) -> Recipe:
     if recipe.prune.scorer not in FIXED and not recipe.schedule.score:
         raise RecipeError(
             f"The scorer '{recipe.prune.scorer}' learns in score phases: set schedule.score to 1 or more, or take"
-            " 'l1' or 'random', which learn nothing."
+            f" one that learns nothing: {', '.join(FIXED)}."
         )
     return recipe
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -25,6 +26,10 @@ app = typer.Typer(
 )
 
 
+UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
+"""What looking at a path may end with, whatever it is looked at for."""
+
+
 @app.callback(invoke_without_command=True)
 def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
     if version:
@@ -33,7 +38,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 def main() -> None:
-    """Entry point: every error paam raises on purpose becomes one sentence and exit code 2.
+    """Entry point: every error paam raises on purpose becomes one sentence and exit code 2, as unreachable paths do.
 
     Standard output may know few characters, or have no room behind it: neither may end in a traceback.
     """
@@ -45,14 +50,21 @@ def main() -> None:
         complain(str(error))
         sys.exit(2)
     except OSError as error:
-        if error.filename is not None:  # a place that may not be looked into, a name too long, a loop of links
+        if error.filename is not None and error.errno in UNREACHABLE:
             complain(f"{error.filename} cannot be used: {error.strerror}.")
             sys.exit(2)
-        if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
             raise
         let_go(sys.stdout)
         complain(f"Standard output cannot be written: {error.strerror}.")
         sys.exit(1)
+
+
+@contextlib.contextmanager
+def kept_clean(ours: bool) -> Iterator[None]:
+    """Where standard output is ``ours`` alone, for programs to read: what a user's model prints goes beside it."""
+    with contextlib.redirect_stdout(sys.stderr) if ours else contextlib.nullcontext():
+        yield
 
 
 def complain(sentence: str) -> None:

@@ -125,5 +125,5 @@ def _check(planned: Sequence[Job]) -> None:
         check_directory(job.out, resume=is_begun(job), overwrite=False)
     to_try = {variant: recipe for variant, recipe in recipes.items() if not is_begun(first[variant])}
     if len(recipes) > 1 and to_try:
-        put(f"{'checking':9} {len(to_try)} variants")
+        put(f"{'checking':9} variants: {len(to_try)}")
         check_variants(to_try)

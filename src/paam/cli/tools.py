@@ -13,7 +13,7 @@ import torch
 import typer
 from rich.console import Console
 
-from paam.cli.app import app
+from paam.cli.app import app, kept_clean
 from paam.cli.options import Device
 from paam.errors import ArtifactError, DeviceError, RecipeError
 from paam.exporting import EXPORTS
@@ -52,10 +52,11 @@ def inspect(
     small = model in MODELS
     sizes = _sizes(shape or ("3x32x32" if small else "3x224x224"))
     classes = classes or (10 if small else 1000)
-    built = build_model(model, num_classes=classes, in_channels=sizes[0])
-    example = torch.zeros(1, *sizes)
-    network = prepare(built, example, placement=placement, streams=streams, ignore=ignore or ())
-    found = inspect_network(network)
+    with kept_clean(as_json):
+        built = build_model(model, num_classes=classes, in_channels=sizes[0])
+        example = torch.zeros(1, *sizes)
+        network = prepare(built, example, placement=placement, streams=streams, ignore=ignore or ())
+        found = inspect_network(network)
     if as_json:
         typer.echo(json.dumps({"model": model, "input": [1, *sizes], **found.as_dict()}))
     else:
@@ -79,7 +80,8 @@ def export(
     """Write the pruned network of a run as one file for other programs; its batch size stays free."""
     opened = open_run(run_directory)
     out = out or run_directory / EXPORTS.get(format, "")
-    if os.path.realpath(out) in {os.path.realpath(run_directory / name) for name in OWN_FILES - {*EXPORTS.values()}}:
+    inside = Path(os.path.relpath(os.path.realpath(out), os.path.realpath(run_directory))).parts[0]
+    if inside in OWN_FILES - {*EXPORTS.values()}:
         raise ArtifactError(f"{out} is a file of the run itself; choose another --out.")
     export_model(opened.small, opened.example(2), out, format)
     put(f"{out}  ({out.stat().st_size / 1e6:.2f} MB)")
@@ -99,10 +101,11 @@ def bench(
 ) -> None:
     """Measure dense against pruned: latency, throughput and peak memory, with their spread."""
     device = find_device(device)
-    opened = open_run(run_directory)
-    networks = {"dense": opened.dense.to(device), "pruned": opened.small.to(device)}
     try:
-        rows = compare(networks, opened.example(batch, device), repeats=repeats, compiled=compiled)
+        with kept_clean(as_json):
+            opened = open_run(run_directory)
+            networks = {"dense": opened.dense.to(device), "pruned": opened.small.to(device)}
+            rows = compare(networks, opened.example(batch, device), repeats=repeats, compiled=compiled)
     except (RuntimeError, MemoryError) as error:
         if "memory" not in str(error) and not isinstance(error, MemoryError):
             raise

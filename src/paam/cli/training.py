@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from paam.cli.app import app, complain
+from paam.cli.app import app, complain, kept_clean
 from paam.cli.options import Data, Device, KeepFilters, KeepMacs, KeepParams, RoundTo, Threshold, target_keys
 from paam.cli.stopping import Stopping
 from paam.errors import ArtifactError, PaamError, StoppedError
@@ -27,7 +27,7 @@ from paam.report.summary import summary
 from paam.report.tensorboard import TensorBoardView
 from paam.report.views import choose_view
 from paam.train.checkpoint import checkpoints
-from paam.train.directory import CHECKPOINTS, DENSE_FILE, OWN_FILES, REPORT_FILE, TENSORBOARD
+from paam.train.directory import CHECKPOINTS, DENSE_FILE, REPORT_FILE, TENSORBOARD, never_began
 from paam.train.run import run
 
 DEMO_RECIPE = "digits-resnet20-kq"
@@ -51,9 +51,9 @@ def demo(
     tensorboard: Board = False,
 ) -> None:
     """Prune ResNet-20 to half of its MACs on the embedded digits, from random init, in under two minutes."""
-    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    used = out.is_dir() and any(out.iterdir())
     earlier = _demo_in(out)
-    if not earlier and (RECORD_FILE in names or not names <= OWN_FILES):
+    if used and not earlier and not never_began(out):
         raise ArtifactError(f"The directory {out} holds something else than an earlier demo; choose another --out.")
     if earlier and not resume and not of_kind(earlier, "end"):
         complain(f"The demo in {out} was not finished and is begun anew; --resume would go on with it.")
@@ -66,7 +66,7 @@ def demo(
         shown={"quiet": quiet, "as_json": as_json},
         tensorboard=tensorboard,
         resume=resume,
-        overwrite=bool(names) and not resume,
+        overwrite=used and not resume,
     )
 
 
@@ -132,8 +132,7 @@ def _prune(
         with contextlib.ExitStack() as views:
             boards = [views.enter_context(TensorBoardView(out / TENSORBOARD))] if tensorboard else []
             view = views.enter_context(choose_view("Ctrl-C stops; --resume goes on", **shown))
-            if any(shown.values()):  # what a model of the user's own prints is no part of it
-                views.enter_context(contextlib.redirect_stdout(sys.stderr))
+            views.enter_context(kept_clean(any(shown.values())))
 
             def asked() -> None:
                 again = "Ctrl-C once more" if stopping.received == signal.SIGINT else "Ctrl-C or SIGTERM"

@@ -30,8 +30,8 @@ class Follower:
     def poll(self) -> list[Event]:
         """Events that are new. A record that was written anew is told from its start.
 
-        Where it shares more with the one known so far than its start, its run was resumed, and an event of that kind,
-        which says how many are old, comes first.
+        Where it begins as the one known so far, up to an epoch or to what was changed, its run was resumed: an event of
+        that kind comes first and says how many are old.
         """
         before: list[bytes] | None = None
         if self.file is None or self._replaced():
@@ -48,8 +48,8 @@ class Follower:
         self.lines += whole
         events = [self._event(line, number) for number, line in enumerate(whole, known + 1)]
         old = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before or (), whole, strict=False)))
-        if old > 1 or 0 < old == len(whole):
-            epochs = [event["epoch"] for event in events[:old] if event["event"] == "epoch"]
+        epochs = [event["epoch"] for event in events[:old] if event["event"] == "epoch"]
+        if old and (epochs or old == len(whole) or events[old]["event"] == "changed"):
             events.insert(0, {"event": "resumed", "epoch": max(epochs, default=-1) + 1, "told": old})
         return events
 

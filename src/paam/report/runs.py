@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -64,13 +66,20 @@ def _find(folder: Path, levels: int) -> Iterator[Path]:
     except OSError:
         yield folder
         return
-    # A pipe of that name is none: who opens it waits for ever.
-    if any(entry.name == RECORD_FILE and (entry.is_file() or entry.is_dir()) for entry in entries):
+    if any(entry.name == RECORD_FILE and not _is_pipe(entry) for entry in entries):
         yield folder
     elif levels:
         for entry in entries:
             if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
                 yield from _find(folder / entry.name, levels - 1)
+
+
+def _is_pipe(entry: os.DirEntry[str]) -> bool:
+    """Who opens one may wait for ever."""
+    try:
+        return stat.S_ISFIFO(entry.stat().st_mode)
+    except OSError:
+        return False
 
 
 def _row(path: Path) -> RunRow:
@@ -127,19 +136,21 @@ def _summarised(path: Path, events: list[Event], quiet: float) -> RunRow:
 def resume_command(run: Path, start: Event, changed: Event | None = None) -> str:
     """What goes on with a run where it lies now, with what it last ``changed``.
 
-    Empty where its record does not say how, or was brought here without the run.
+    Empty where its record does not say how, or was brought here without the run, or lies where no command can say.
     """
     commands = [event.get("command") for event in (changed, start) if event is not None]
     known = [command for command in commands if isinstance(command, str) and command]
-    if not known or not (run / LOCK_FILE).exists():
+    if not known or clean(run) != str(run) or not (run / LOCK_FILE).exists():
         return ""
     try:
         words = shlex.split(clean(known[0]).removesuffix(" --resume"))
-    except ValueError:  # quotes that do not close: no command line of ours
+    except ValueError:  # quotes that do not close
+        words = []
+    if words[:1] != ["paam"] or "--" in words:  # not written by our own command line
         return ""
-    at = next((place for place, word in enumerate(words) if word == "--out" or word.startswith("--out=")), len(words))
-    after = at + 2 if words[at : at + 1] == ["--out"] else at + 1
-    return shlex.join([*words[:at], "--out", clean(run), *words[after:], "--resume"])
+    elsewhere = [a == "--out" or b == "--out" or b.startswith("--out=") for a, b in pairwise(["", *words])]
+    kept = [word for word, gone in zip(words, elsewhere, strict=True) if not gone]
+    return shlex.join([*kept, "--out", str(run), "--resume"])
 
 
 def runs_table(rows: Sequence[RunRow], width: int) -> RenderableType:

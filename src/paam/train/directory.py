@@ -117,6 +117,12 @@ def check_directory(out: Path, *, resume: bool, overwrite: bool) -> None:
         raise ArtifactError(f"The directory {out} holds something else than a run; choose another --out.")
 
 
+def never_began(out: Path) -> bool:
+    """Whether a directory holds no more than a run leaves that was killed before its first event."""
+    names = {path.name for path in out.iterdir()} - {LOCK_FILE, RECIPE_FILE, *(p.name for p in _half_written(out))}
+    return names <= {RECORD_FILE} and not begun(out)
+
+
 def begun(out: Path) -> list[Event]:
     """The record of a run that has started here; empty when there is none, or it was killed before its first event."""
     events = read_record(out / RECORD_FILE) if (out / RECORD_FILE).is_file() else []
@@ -135,11 +141,12 @@ def _is_start(event: Event) -> bool:
 def clear(out: Path, recipe: Recipe) -> None:
     """An empty run directory but for the recipe; what is not paam's stays."""
     try:
-        old = [out / name for name in reversed(WRITTEN)]  # the record last: while it is there, the rest is a run
+        old = [out / name for name in WRITTEN]
         boards = (out / TENSORBOARD).glob("events.out.tfevents.*")
         exported = [out / name for name in EXPORTS.values()]  # of the network that is being replaced
         unreadable = (out / CHECKPOINTS).glob("epoch-*.unreadable")
-        for path in (*checkpoints(out / CHECKPOINTS), *unreadable, *boards, *exported, *old):
+        # Killed on the way, it must not leave checkpoints without a record, nor a finished record without its network.
+        for path in (*checkpoints(out / CHECKPOINTS), *unreadable, *old, *boards, *exported):
             path.unlink(missing_ok=True)
     except OSError as error:
         raise ArtifactError(f"The run directory {out} cannot be made: {error.strerror}.") from error

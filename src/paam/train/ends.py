@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from paam.artifacts import save
@@ -25,10 +24,6 @@ from paam.train.evaluation import accuracy
 from paam.version import __version__
 
 LATENCY_BATCH = 128
-
-
-def example(data: Dataset, device: str, batch: int) -> Tensor:
-    return torch.zeros(batch, *data.train.images.shape[1:], device=device)
 
 
 def start_event(recipe: Recipe, seed: int, device: str, pruner: Pruner, data: Dataset, command: str) -> Event:

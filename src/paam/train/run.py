@@ -31,10 +31,10 @@ from paam.train.directory import (
     tidy,
     write_recipe,
 )
-from paam.train.ends import LATENCY_BATCH, example, finish, start_event
+from paam.train.ends import LATENCY_BATCH, finish, start_event
 from paam.train.engine import Engine
 from paam.train.evaluation import Monitor
-from paam.train.setup import build_pruner, check_seed, load_run_data, teacher_state
+from paam.train.setup import build_pruner, check_seed, example, load_run_data, teacher_state
 from paam.train.weights import save_weights
 
 PENDING = 2
@@ -58,9 +58,9 @@ def run(
 ) -> list[Event]:
     """Run a recipe and return its record. Nothing is written before data, model and target have been checked.
 
-    ``stop`` is asked after every step: once it says yes, and stays with that, the state is saved and StoppedError
-    raised. Signals are the caller's business; none is caught here. ``command``: what repeats the run, for its record.
-    ``watch`` is told of every event. A run that goes on is announced by ``resumed``, which no record holds, and then
+    ``stop`` is asked after every step, and while the result is measured: once it says yes, and stays with that, the
+    state is saved and StoppedError raised. Signals are the caller's business; none is caught here. ``command``: what
+    repeats the run, for its record. ``watch`` is told of every event. A run that goes on is announced by ``resumed``, which no record holds, and then
     told again from its start, so that a view needs nothing but what it is told; ``on_step(step, steps)``: of each step.
     """
     out, device = Path(out), find_device(device)

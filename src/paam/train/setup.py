@@ -15,7 +15,6 @@ from paam.models import build_model
 from paam.pruner import Pruner
 from paam.recipe import Recipe
 from paam.select import check_reachable
-from paam.train.ends import example
 from paam.train.weights import load_weights
 
 
@@ -44,6 +43,10 @@ def teacher_state(recipe: Recipe, pruner: Pruner) -> dict[str, Tensor] | None:
     teacher = copy.deepcopy(pruner.network.traced.model)
     load_weights(teacher, Path(recipe.distill.teacher), "distill.teacher")
     return teacher.state_dict()
+
+
+def example(data: Dataset, device: str, batch: int) -> Tensor:
+    return torch.zeros(batch, *data.train.images.shape[1:], device=device)
 
 
 def build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str, *, fresh: bool) -> Pruner:

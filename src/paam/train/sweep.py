@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -45,7 +44,7 @@ def jobs_of(
     choices: dict[str, list[str]] = {}
     for text in vary:
         key, equals, listed = text.partition("=")
-        values = re.split(r",(?![^\[]*\])", listed)  # not at commas inside of brackets: a value may be a list
+        values = _split(listed)
         if not equals or not key.strip() or not all(values):
             raise RecipeError(
                 f"--vary takes key=value,value, for example --vary prune.balance=area,side; not '{text}'."
@@ -55,8 +54,8 @@ def jobs_of(
         if key in choices or key in given or (key == "data.directory" and "--data" in given):
             raise RecipeError(f"{key} is given twice; all its values belong into one --vary.")
         choices[key] = [f"{key}={value}" for value in values]
-        meant = [repr(parse_override(setting)) for setting in choices[key]]
-        if len(set(meant)) < len(meant):
+        meant = [parse_override(setting)[1] for setting in choices[key]]
+        if any(one == other for one, other in itertools.combinations(meant, 2)):
             raise RecipeError(f"--vary {key} has a value twice: {listed}.")
     jobs = []
     for seed in seeds:
@@ -70,6 +69,21 @@ def jobs_of(
     if len({job.out for job in jobs}) < len(jobs):
         raise RecipeError("Two runs of the sweep would have one directory: give recipes of different names.")
     return jobs
+
+
+def _split(listed: str) -> list[str]:
+    """At commas, but not inside of brackets and quotes: a value may be a list."""
+    values, depth, quoted = [""], 0, False
+    for letter in listed:
+        if letter == '"':
+            quoted = not quoted
+        elif not quoted:
+            depth += (letter == "[") - (letter == "]")
+        if letter == "," and not depth and not quoted:
+            values.append("")
+        else:
+            values[-1] += letter
+    return values
 
 
 def check_variants(recipes: Mapping[str, Recipe]) -> None:
@@ -106,7 +120,7 @@ def run_jobs(
         while waiting or running:
             if stop():
                 raise StoppedError("Stopped; the same command goes on from what the runs have saved.")
-            while waiting and len(running) < at_once:
+            while waiting and len(running) < at_once and not stop():
                 job = waiting.pop(0)
                 begun, ended = is_begun(job), bool(results([job])[job.variant])
                 running[job], said[job] = _start(job)
