@@ -898,6 +898,7 @@ def test_an_exported_file_that_is_damaged_is_refused(cli, run):
 def test_an_export_does_not_take_the_place_of_the_runs_own_files(refuse, run, name):
     message = refuse("export", str(run), "--format=safetensors", f"--out={run / name}")
     assert "a file of the run itself" in message
+    assert "cannot be written" in refuse("export", str(run), "--format=safetensors", f"--out={run}")
 
 
 def test_what_export_says_loads_its_file(cli, run):

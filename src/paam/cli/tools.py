@@ -80,8 +80,8 @@ def export(
     """Write the pruned network of a run as one file for other programs; its batch size stays free."""
     opened = open_run(run_directory)
     out = out or run_directory / EXPORTS.get(format, "")
-    inside = Path(os.path.relpath(os.path.realpath(out), os.path.realpath(run_directory))).parts[0]
-    if inside in OWN_FILES - {*EXPORTS.values()}:
+    inside = os.path.relpath(os.path.realpath(out), os.path.realpath(run_directory))
+    if inside.partition(os.sep)[0] in OWN_FILES - {*EXPORTS.values()}:
         raise ArtifactError(f"{out} is a file of the run itself; choose another --out.")
     export_model(opened.small, opened.example(2), out, format)
     put(f"{out}  ({out.stat().st_size / 1e6:.2f} MB)")

@@ -60,8 +60,9 @@ def run(
 
     ``stop`` is asked after every step, and while the result is measured: once it says yes, and stays with that, the
     state is saved and StoppedError raised. Signals are the caller's business; none is caught here. ``command``: what
-    repeats the run, for its record. ``watch`` is told of every event. A run that goes on is announced by ``resumed``, which no record holds, and then
-    told again from its start, so that a view needs nothing but what it is told; ``on_step(step, steps)``: of each step.
+    repeats the run, for its record. ``watch`` is told of every event. A run that goes on is announced by ``resumed``,
+    which no record holds, and then told again from its start, so that a view needs nothing but what it is told;
+    ``on_step(step, steps)``: of each step.
     """
     out, device = Path(out), find_device(device)
     check_seed(seed)
