@@ -6,7 +6,6 @@ import contextlib
 import errno
 import io
 import sys
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -60,11 +59,9 @@ def main() -> None:
         sys.exit(1)
 
 
-@contextlib.contextmanager
-def kept_clean(ours: bool) -> Iterator[None]:
+def kept_clean(ours: bool) -> contextlib.AbstractContextManager[object]:
     """Where standard output is ``ours`` alone, for programs to read: what a user's model prints goes beside it."""
-    with contextlib.redirect_stdout(sys.stderr) if ours else contextlib.nullcontext():
-        yield
+    return contextlib.redirect_stdout(sys.stderr) if ours else contextlib.nullcontext()
 
 
 def complain(sentence: str) -> None:

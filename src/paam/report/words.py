@@ -37,7 +37,7 @@ def plain(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):  # of plain values: what is nested deeper is damage, and may be endless
-        return ", ".join("…" if isinstance(part, list | dict) else plain(part) for part in value) or "none"
+        return ", ".join("…" if isinstance(part, list) else plain(part) for part in value) or "none"
     if isinstance(value, dict):
         return "…"
     return f"{value:,}" if isinstance(value, int) and abs(value) >= 10_000 else str(value)
