@@ -19,11 +19,12 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from paam.data import Augmentation, Split
@@ -48,6 +49,7 @@ FINETUNES: dict[str, dict[str, dict[str, Any]]] = {
         "prune": {"streams": "tied"},
     },
     "finetune masked": {"train": {"masked": True}},
+    "finetune masked, taught": {"train": {"masked": True}, "distill": {"weight": 0.7}},
 }
 BATCH = 256
 
@@ -130,29 +132,36 @@ def time_loader(options: argparse.Namespace, scorer: str, steps: int = 40) -> di
     )
     steps = min(steps, len(loader) - 10)
     network = torch.optim.SGD(pruner.network_parameters(), 0.1, momentum=0.9, weight_decay=5e-4)
-    phases = {"warmup": pruner.dense(), "score": pruner.scoring(), "weight": pruner.weighting(keep_macs=0.5)}
+    assert pruner.optimizer is not None
+
+    def epoch(model: nn.Module, optimizer: torch.optim.Optimizer, penalty: Callable[[], Tensor] | None = None) -> float:
+        start = 0.0
+        for done, (images, labels) in enumerate(loader, 1):
+            images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
+            labels = labels.to(device, non_blocking=True)
+            optimizer.zero_grad()
+            with torch.autocast(torch.device(device).type, torch.bfloat16):
+                loss = F.cross_entropy(model(images), labels)
+            loss = loss + penalty() if penalty else loss
+            loss.backward()
+            optimizer.step()
+            if done == 10:  # autotuning and the workers' start are over
+                _wait(device)
+                start = time.perf_counter()
+            if done == 10 + steps:
+                break
+        _wait(device)
+        return (time.perf_counter() - start) / steps * len(loader)
+
     seconds = {}
-    for name, phase in phases.items():
-        optimizer = pruner.optimizer if name == "score" else network
-        assert optimizer is not None
-        with phase:
-            start = 0.0
-            for done, (images, labels) in enumerate(loader, 1):
-                images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
-                labels = labels.to(device, non_blocking=True)
-                optimizer.zero_grad()
-                with torch.autocast(torch.device(device).type, torch.bfloat16):
-                    loss = F.cross_entropy(pruner.model(images), labels)
-                loss = loss + pruner.penalty() if name == "score" else loss
-                loss.backward()
-                optimizer.step()
-                if done == 10:  # autotuning and the workers' start are over
-                    _wait(device)
-                    start = time.perf_counter()
-                if done == 10 + steps:
-                    break
-            _wait(device)
-        seconds[name] = (time.perf_counter() - start) / steps * len(loader)
+    with pruner.dense():
+        seconds["warmup"] = epoch(pruner.model, network)
+    with pruner.scoring():
+        seconds["score"] = epoch(pruner.model, pruner.optimizer, pruner.penalty)
+    with pruner.weighting(keep_macs=0.5):
+        seconds["weight"] = epoch(pruner.model, network)
+    small = pruner.compact().train()
+    seconds["finetune"] = epoch(small, torch.optim.SGD(small.parameters(), 0.1, momentum=0.9, weight_decay=5e-4))
     return seconds
 
 
@@ -167,7 +176,7 @@ def profile(engine: Engine, phase: PhaseName) -> list[str]:
         torch.cuda.synchronize()
     kinds: dict[str, tuple[float, int]] = {}
     for event in seen.key_averages():
-        kind = _kind(event.key)
+        kind = kind_of(event.key)
         time_ms, count = kinds.get(kind, (0.0, 0))
         kinds[kind] = (time_ms + event.device_time_total / 5000, count + event.count // 5)
     total = sum(time_ms for time_ms, _ in kinds.values())
@@ -177,11 +186,16 @@ def profile(engine: Engine, phase: PhaseName) -> list[str]:
     return lines
 
 
+OURS = {
+    "_convolve": "ours, convolution",
+    "_weight_partial": "ours, weight gradient",
+    "_sum_parts": "ours, weight gradient",
+    "_statistics": "ours, norm forward",
+    "_forward": "ours, norm forward",
+    "_backward_sums": "ours, norm backward",
+    "_backward": "ours, norm backward",
+}
 KINDS = {
-    "ours, convolution": ("_convolve",),
-    "ours, weight gradient": ("_weight_partial", "_sum_parts"),
-    "ours, norm forward": ("_statistics", "_forward", "_scored_forward"),
-    "ours, norm backward": ("_backward_sums", "_backward", "_scored_backward"),
     "convolution, weight gradient": ("wgrad",),
     "convolution, input gradient": ("dgrad",),
     "convolution, forward": ("fprop", "implicit_gemm", "convolve", "xmma", "cutlass"),
@@ -193,8 +207,10 @@ KINDS = {
 }
 
 
-def _kind(kernel: str) -> str:
-    return next((kind for kind, parts in KINDS.items() if any(part in kernel for part in parts)), kernel[:70])
+def kind_of(kernel: str) -> str:
+    """What a kernel is for, by its name: ours by the whole of it, others by a part."""
+    theirs = (kind for kind, parts in KINDS.items() if any(part in kernel for part in parts))
+    return OURS.get(kernel) or next(theirs, kernel[:70])
 
 
 def _wait(device: str) -> None:
@@ -214,15 +230,24 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     print(json.dumps({**environment(options.device), **vars(options)}))
     for scorer in options.scorers.split(","):
+        usual: dict[str, float] = {}
         for name in options.modes.split(","):
             if name == "loader":
-                _show(scorer, name, time_loader(options, scorer))
+                usual = time_loader(options, scorer)
+                _show(scorer, name, usual)
                 continue
             tree = {"train": MODES[name]}
             if name == "compiled":  # warm-up is the weight phase without gates; compiling it too would only take time
                 tree = {"schedule": {"warmup": 0}, "train": {**MODES[name], "masked": True}}
             engine = make_engine(options, scorer, tree)
-            _show(scorer, name, time_phases(engine, options.device))
+            seconds = time_phases(engine, options.device)
+            _show(scorer, name, seconds)
+            if usual:
+                _show(
+                    scorer,
+                    f"{name}: times as fast",
+                    {key: usual[key] / seconds[key] for key in usual if key in seconds},
+                )
             if options.profile and name != "plain":
                 for phase in engine.steps:
                     print("\n".join(profile(engine, phase)), flush=True)

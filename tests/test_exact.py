@@ -146,6 +146,33 @@ def test_keeping_everything_returns_the_same_class_and_weights() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), small.state_dict().values(), strict=True))
 
 
+@pytest.mark.parametrize("streams", ["independent", "tied"])
+@pytest.mark.parametrize(
+    ("convolution", "size", "layout"),
+    [(nn.Conv2d, (8, 8), torch.channels_last), (nn.Conv3d, (4, 8, 8), torch.channels_last_3d)],
+)
+def test_weights_keep_their_order_in_memory(convolution, size, layout, streams: str) -> None:
+    """A GPU's convolutions are fastest with channels last; a cut that undoes that slows the small network down."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.inner, self.outer = (convolution(c, 8, 3, padding=1) for c in (3, 8, 8))
+            self.head = nn.Linear(8, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x).relu()
+            x = (x + self.outer(self.inner(x).relu())).relu()
+            return self.head(x.flatten(2).mean(2))
+
+    for before, expected in ((layout, layout), (torch.contiguous_format, torch.contiguous_format)):
+        network = prepare(Block().to(memory_format=before), torch.zeros(1, 3, *size), streams=streams)
+        small = network.compact(network.plan(random_choice(network, seed=1, empty=0.0)))
+        layers = [module for module in small.modules() if isinstance(module, convolution)]
+        assert any(layer.weight.shape[0] < 8 for layer in layers)
+        assert all(layer.weight.is_contiguous(memory_format=expected) for layer in layers)
+
+
 def test_plain_networks_keep_their_class_when_pruned() -> None:
     model = lively(vgg16_bn())
     x = torch.randn(1, 3, 16, 16, dtype=torch.float64)

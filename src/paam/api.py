@@ -19,7 +19,7 @@ from paam.pruner import Pruner
 from paam.recipe import Recipe
 from paam.schedule import Schedule
 from paam.select import MODIFIERS, Target, check_reachable
-from paam.train.device import find_device
+from paam.train.device import find_device, on_device
 from paam.train.engine import Engine
 from paam.train.evaluation import accuracy
 
@@ -114,7 +114,7 @@ def prune(
         raise DataError("The training loader yields no batch.")
     torch.manual_seed(seed)
     options = dataclasses.asdict(recipe.prune)
-    own = copy.deepcopy(model).to(device)
+    own = on_device(copy.deepcopy(model), device)
     image = first[0][:1].to(device)
     pruner = Pruner(own, image, score_lr=recipe.score_lr, inplace=True, **options)
     check_reachable(pruner.network, recipe.target)

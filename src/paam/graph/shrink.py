@@ -88,7 +88,7 @@ def _shrink_extras(layer: Any, outputs: int, layout: Layout) -> None:
 
 def _set_mix(layer: Any, weight: Tensor, bias: Tensor | None, groups: int) -> None:
     needs_grad = layer.weight.requires_grad
-    layer.weight = nn.Parameter(weight.contiguous(), needs_grad)
+    layer.weight = nn.Parameter(weight.contiguous(memory_format=_memory_format(layer.weight)), needs_grad)
     layer.bias = None if bias is None else nn.Parameter(bias, needs_grad)
     if isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = weight.shape
@@ -96,6 +96,13 @@ def _set_mix(layer: Any, weight: Tensor, bias: Tensor | None, groups: int) -> No
         near, far = weight.shape[0], weight.shape[1] * groups
         layer.out_channels, layer.in_channels = (far, near) if layer.transposed else (near, far)
         layer.groups = groups
+
+
+def _memory_format(weight: Tensor) -> torch.memory_format:
+    """The order of a weight's axes in memory: a layer stays in channels_last where it was."""
+    if weight.is_contiguous() or weight.dim() not in (4, 5):
+        return torch.contiguous_format
+    return torch.channels_last if weight.dim() == 4 else torch.channels_last_3d
 
 
 def shrink_per_channel(layer: Any, width: int, layout: Layout) -> None:

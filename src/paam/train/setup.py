@@ -15,6 +15,7 @@ from paam.models import build_model
 from paam.pruner import Pruner
 from paam.recipe import Recipe
 from paam.select import check_reachable
+from paam.train.device import on_device
 from paam.train.weights import load_weights
 
 
@@ -53,11 +54,11 @@ def build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str, *, fresh
     """The network with gates. ``fresh``: with the weights that a run begins with; a checkpoint brings its own."""
     torch.manual_seed(seed)
     channels = data.train.images.shape[1]
-    model = build_model(recipe.model.name, num_classes=len(data.classes), in_channels=channels).to(device)
+    model = build_model(recipe.model.name, num_classes=len(data.classes), in_channels=channels)
     if fresh and recipe.model.weights is not None:
         load_weights(model, Path(recipe.model.weights), "model.weights")
+    model = on_device(model, device)
     if device.startswith("cuda"):
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         torch.backends.cudnn.benchmark = True
     pruner = Pruner(model, example(data, device, 1), score_lr=recipe.score_lr, inplace=True, **asdict(recipe.prune))
     with torch.no_grad():
