@@ -24,6 +24,7 @@ from paam.record import environment
 from paam.schedule import phase_at
 from paam.train import checkpoint
 from paam.train.engine import Engine
+from paam.train.state import engine_state
 
 DELAYS = {"plain": None, "copy": None, "at once": 0.0, "as paam does": checkpoint.DELAY}
 """Way -> seconds before a file is written, where one is."""
@@ -45,10 +46,10 @@ def measure(engine: Engine, phase: str, directory: Path) -> None:
             delay = DELAYS[way]
             start = time.perf_counter()
             if way == "copy":
-                checkpoint.snapshot(engine.state(epoch)[0])
+                checkpoint.snapshot(engine_state(engine, epoch)[0])
             elif delay is not None:
                 checkpoint.DELAY = delay
-                saver.save((epoch, 0), *engine.state(epoch))
+                saver.save((epoch, 0), *engine_state(engine, epoch))
             begun = time.perf_counter()
             engine.run_epoch(epoch, None)
             saver.finish()

@@ -54,6 +54,7 @@ from paam.train.checkpoint import KIND, read_newest_checkpoint, write_checkpoint
 from paam.train.directory import begun, find_changes, portable
 from paam.train.engine import Engine
 from paam.train.run import restore
+from paam.train.state import engine_state
 from paam.train.weights import load_weights
 
 ROOM = 3 << 30
@@ -180,7 +181,7 @@ def checkpoint_files() -> Attempt:
     states = {}
     for epoch in range(4):
         trained.run_epoch(epoch, None)
-        tensors, header = trained.state(epoch + 1)
+        tensors, header = engine_state(trained, epoch + 1)
         states[epoch + 1] = {name: value.clone() for name, value in tensors.items()}, {"events": 1, **header}
 
     def attempt(rng: Random, here: Path) -> None:

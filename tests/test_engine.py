@@ -20,6 +20,7 @@ from paam.train.checkpoint import read_newest_checkpoint, write_checkpoint
 from paam.train.divergence import check_epoch, vanished_scales
 from paam.train.engine import Engine
 from paam.train.networks import Networks
+from paam.train.state import engine_state, restore_engine
 from paam.train.steps import distillation, make_loss
 
 # ---------------------------------------------------------------- distillation
@@ -192,18 +193,20 @@ def test_what_is_cut_out_at_the_end_computes_what_the_gated_network_does():
     assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in made.pruner.network_parameters())
 
 
+@pytest.mark.parametrize("average", [0.0, 0.9])
 @pytest.mark.parametrize("stop", [4, None])
-def test_a_masked_fine_tune_goes_on_to_the_same_bits(stop):
+def test_a_masked_fine_tune_goes_on_to_the_same_bits(stop, average):
     """Between two of its epochs, and inside one."""
-    whole = run(engine(recipe(), masked=True), 0, 5)
-    begun = run(engine(recipe(), masked=True), 0, 4)
+    given = recipe(finetune={"lr": 0.05, "average": average})
+    whole = run(engine(given, masked=True), 0, 5)
+    begun = run(engine(given, masked=True), 0, 4)
     if stop is None:
         taken = []
         begun.on_step, begun.stop = lambda step, steps: taken.append(step), lambda: len(taken) == 2
         assert not begun.run_epoch(4, None)
-    tensors, header = begun.state(4)
-    resumed = engine(recipe(), masked=True)
-    resumed.restore(4, {key: value.clone() for key, value in tensors.items()}, header)
+    tensors, header = engine_state(begun, 4)
+    resumed = engine(given, masked=True)
+    restore_engine(resumed, 4, {key: value.clone() for key, value in tensors.items()}, header)
     run(resumed, 4, 5)
     for name, value in whole.result().state_dict().items():
         assert torch.equal(value, resumed.result().state_dict()[name]), name
@@ -211,27 +214,30 @@ def test_a_masked_fine_tune_goes_on_to_the_same_bits(stop):
 
 def test_scorers_may_only_be_missing_once_they_are_not_needed():
     made = run(engine(recipe(), masked=True), 0, 2)
-    tensors, header = made.state(2)
+    tensors, header = engine_state(made, 2)
     tensors = {name: value for name, value in tensors.items() if not name.startswith("gated/scorers")}
     header["layouts"] = {part: layout for part, layout in header["layouts"].items() if part != "gated/scorers"}
     with pytest.raises(RuntimeError, match="Missing key"):
-        engine(recipe(), masked=True).restore(2, tensors, header)
+        restore_engine(engine(recipe(), masked=True), 2, tensors, header)
 
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("epoch", range(1, 7))
 def test_a_checkpoint_goes_on_in_another_memory_layout(tmp_path, epoch, masked):
     """As when a run begun on a GPU goes on on a CPU: in every phase, the dense control among them."""
-    given = recipe(schedule={"warmup": 1, "cycles": 1, "score": 1, "weight": 1, "finetune": 2, "control": True})
+    given = recipe(
+        schedule={"warmup": 1, "cycles": 1, "score": 1, "weight": 1, "finetune": 2, "control": True},
+        finetune={"lr": 0.05, "average": 0.8},
+    )
     whole = run(engine(given, masked=masked, channels_last=True), 0, epoch)
-    tensors, header = whole.state(epoch)
+    tensors, header = engine_state(whole, epoch)
     assert len(tensors) < 20 < len(whole.pruner.model.state_dict())  # blocks, not one tensor per layer
     write_checkpoint(tmp_path, (epoch, 0), tensors, header)
     (stored, told), _ = read_newest_checkpoint(tmp_path)
     resumed = engine(given, masked=masked)
     for value in resumed.pruner.model.state_dict().values():
         value.fill_(9)
-    resumed.restore(epoch, stored, told)
+    restore_engine(resumed, epoch, stored, told)
     pairs = [(resumed.networks.dense_state, whole.networks.dense_state)]
     networks = [(made.networks.small or made.pruner.model, made.networks.control) for made in (resumed, whole)]
     for one, other in zip(*networks, strict=True):
@@ -251,6 +257,38 @@ def test_a_checkpoint_goes_on_in_another_memory_layout(tmp_path, epoch, masked):
         left, right = (getattr(made.networks, network).state_dict() for made in (whole, resumed))
         for name, value in left.items():
             torch.testing.assert_close(right[name], value, rtol=1e-7, atol=1e-9)
+
+
+def test_what_is_measured_and_left_is_the_mean_and_training_goes_on_from_the_weights():
+    """Each epoch's measure sees the mean of all weights since the phase began; the steps are those without one."""
+    seen: dict[float, list[dict[str, Tensor]]] = {0.0: [], 0.5: []}
+    for decay, measured in seen.items():
+        made = run(engine(recipe(finetune={"lr": 0.05, "average": decay})), 0, 3)
+        steps = []
+
+        def note(step, steps_in_all, steps=steps, made=made):
+            steps.append({name: value.clone() for name, value in made.networks.small.state_dict().items()})
+
+        def measure(network, phase, measured=measured):
+            measured.append({name: value.clone() for name, value in network.state_dict().items()})
+            return 0.0
+
+        made.on_step = note
+        for epoch in (3, 4):
+            made.run_epoch(epoch, measure)
+        seen[decay] = [*steps, *measured, {name: v.clone() for name, v in made.result().state_dict().items()}]
+    steps, plain = seen[0.0][:8], seen[0.0][8:]
+    others, means = seen[0.5][:8], seen[0.5][8:]
+    assert all(torch.equal(one[name], other[name]) for one, other in zip(steps, others, strict=True) for name in one)
+    for name in ("conv1.weight", "bn1.running_var", "head.bias"):
+        first = run(engine(recipe()), 0, 3).pruner.compact().state_dict()[name]
+        by_hand = first
+        for number, step in enumerate(steps, 1):
+            by_hand = 0.5 * by_hand + 0.5 * step[name]
+            if number in (4, 8):
+                torch.testing.assert_close(means[number // 4 - 1][name], by_hand, rtol=1e-9, atol=1e-12)
+        assert torch.equal(means[2][name], means[1][name])  # what the phase leaves
+        assert torch.equal(plain[1][name], steps[-1][name])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import paam.train.device
 from paam.data import load_data
-from paam.errors import ArtifactError, DeviceError, RecipeError
+from paam.errors import ArtifactError, DeviceError, RecipeError, StoppedError
 from paam.record import of_kind, read_record
 from paam.report.html import write_report
 from paam.train.batches import EvaluationBatches, Normalization
@@ -245,3 +245,55 @@ def test_a_teacher_of_ones_own_teaches(warm, tmp_path, monkeypatch):
     with pytest.raises(ArtifactError, match="distill.teacher = nowhere cannot be taken up"):
         run(short(distill__teacher="nowhere", **short_cut), tmp_path / "other", device="cpu")
     assert not (tmp_path / "other" / "record.jsonl").exists()
+
+
+def stopped(recipe, out: Path, *, epochs: int) -> None:
+    """A run that was asked to stop behind so many epochs."""
+    told: list[str] = []
+    with pytest.raises(StoppedError):
+        run(
+            recipe,
+            out,
+            device="cpu",
+            watch=lambda e: told.append(e["event"]),
+            stop=lambda: told.count("epoch") >= epochs,
+        )
+
+
+def test_a_resumed_run_has_its_teacher_in_the_checkpoint(warm, tmp_path):
+    """The file may be gone by then, as on another machine. Without saying that there is a teacher it does not go on."""
+    settings = {"schedule__warmup": 0, "schedule__cycles": 1, "schedule__control": False, "distill__weight": 0.5}
+    file = tmp_path / "teacher.safetensors"
+    file.write_bytes((warm / "dense.safetensors").read_bytes())
+    recipe = short(distill__teacher=str(file), **settings)
+    whole = run(recipe, tmp_path / "whole", device="cpu")
+    stopped(recipe, tmp_path / "cut", epochs=1)
+    file.unlink()
+    with pytest.raises(ArtifactError, match=re.escape("distill.teacher")):
+        run(short(**settings), tmp_path / "cut", device="cpu", resume=True)
+    elsewhere = short(distill__teacher="elsewhere.safetensors", **settings)
+    resumed = run(elsewhere, tmp_path / "cut", device="cpu", resume=True)
+    losses = [[event["loss"] for event in of_kind(events, "epoch")] for events in (whole, resumed)]
+    assert losses[0] == losses[1]
+    assert of_kind(resumed, "changed") == []
+
+
+def test_widths_may_lie_elsewhere_when_a_run_goes_on_but_not_differ(warm, tmp_path):
+    settings = {"schedule__cycles": 2, **FIXED, "prune__scorer": "l1"}
+    plan = warm / "plan.json"
+    moved, other = tmp_path / "moved.json", tmp_path / "other.json"
+    moved.write_bytes(plan.read_bytes())
+    tree = json.loads(plan.read_text())
+    name, group = next((name, group) for name, group in tree["groups"].items() if len(group["keep"]) > 1)
+    other.write_text(json.dumps({**tree, "groups": {**tree["groups"], name: {**group, "keep": group["keep"][1:]}}}))
+    stopped(short(target__widths=str(plan), **settings), tmp_path / "run", epochs=3)
+    start = read_record(tmp_path / "run" / "record.jsonl")[0]
+    assert start["recipe"]["target"]["widths"] == " ".join(str(len(kept["keep"])) for kept in tree["groups"].values())
+    with pytest.raises(ArtifactError, match=re.escape("target.widths")):
+        run(short(target__widths=str(other), **settings), tmp_path / "run", device="cpu", resume=True)
+    with pytest.raises(ArtifactError, match="nowhere"):
+        run(short(target__widths=str(tmp_path / "nowhere"), **settings), tmp_path / "run", device="cpu", resume=True)
+    end = run(short(target__widths=str(moved), **settings), tmp_path / "run", device="cpu", resume=True)[-1]
+    assert {name: kept for name, (kept, _) in end["kept_filters"].items()} == {
+        name: len(kept["keep"]) for name, kept in tree["groups"].items()
+    }

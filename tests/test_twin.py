@@ -28,6 +28,7 @@ from paam.train.engine import Engine
 
 STEPS, BATCH, CLASSES, SEED = 6, 16, 4, 3
 PENALTY, ALPHA, TEMPERATURE, TAUGHT = 2e-3, 1.5, 2.0, 0.4
+MEAN = {"warmup": 0.7, "finetune": 0.8}
 RATES = {"warmup": 0.02, "score": 0.01, "weight": 1e-3, "finetune": 0.02}
 
 
@@ -59,10 +60,16 @@ def recipe():
             "prune": {"penalty": PENALTY, "alpha": ALPHA},
             "target": {"keep_filters": 0.6},
             "schedule": {"warmup": 2, "cycles": 1, "score": 1, "weight": 1, "finetune": 2, "control": True},
-            "warmup": {"lr": RATES["warmup"], "decay": "step", "ramp": 1, "weight_decay": 0.01},
+            "warmup": {
+                "lr": RATES["warmup"],
+                "decay": "step",
+                "ramp": 1,
+                "weight_decay": 0.01,
+                "average": MEAN["warmup"],
+            },
             "score": {"lr": RATES["score"]},
             "weight": {"lr": RATES["weight"], "weight_decay": 0.02},
-            "finetune": {"lr": RATES["finetune"], "nesterov": True, "weight_decay": 0.01},
+            "finetune": {"lr": RATES["finetune"], "nesterov": True, "weight_decay": 0.01, "average": MEAN["finetune"]},
             "distill": {"weight": TAUGHT, "temperature": TEMPERATURE},
         }
     )
@@ -132,8 +139,8 @@ def batch(draws: Draws, step: int) -> tuple[Tensor, Tensor]:
         made.append(result)
         targets.append(np.eye(CLASSES)[int(labels[number])])
     share = float(draws.mix[step])
-    mixed = [share * a + (1 - share) * b for a, b in zip(made, made[::-1], strict=True)]
-    shares = [share * a + (1 - share) * b for a, b in zip(targets, targets[::-1], strict=True)]
+    mixed = [share * a + (1 - share) * b for a, b in zip(made, [made[-1], *made], strict=False)]
+    shares = [share * a + (1 - share) * b for a, b in zip(targets, [targets[-1], *targets], strict=False)]
     return torch.tensor(np.stack(mixed), dtype=torch.float32)[:, None], torch.tensor(np.stack(shares)).float()
 
 
@@ -158,7 +165,13 @@ def scores(net: Net) -> list[Tensor]:
     return found
 
 
-def train(loss_of: Callable[[Tensor, Tensor], Tensor], optimizer: Any, rate: Callable[[int], float], epoch: int):
+def train(
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    optimizer: Any,
+    rate: Callable[[int], float],
+    epoch: int,
+    after: Callable[[], None] = lambda: None,
+):
     draws = draw(Augmentation(1, True, False, 3, 0.3), STEPS * BATCH + 5, STEPS, SEED * 1_000_003 + epoch)
     losses = []
     for step in range(STEPS):
@@ -167,8 +180,20 @@ def train(loss_of: Callable[[Tensor, Tensor], Tensor], optimizer: Any, rate: Cal
         loss = loss_of(*batch(draws, step))
         loss.backward()
         optimizer.step()
+        after()
         losses.append(float(loss.detach()))
     return losses
+
+
+def mean_of(net: Net, share: float) -> tuple[dict[str, Tensor], Callable[[], None]]:
+    """Means of weights and statistics, and what is to be called after every step."""
+    means = {name: value.clone() for name, value in net.state_dict().items() if value.is_floating_point()}
+
+    def after() -> None:
+        for name, mean in means.items():
+            means[name] = share * mean + (1 - share) * net.state_dict()[name]
+
+    return means, after
 
 
 def gates_of(values: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -201,9 +226,11 @@ def twin_losses(net: Net, masks: list[Tensor]) -> tuple[dict[int, list[float]], 
     # and its second half has a tenth, its last quarter a hundredth.
     optimizer = sgd(net)
     rise = [RATES["warmup"] * max(step / STEPS, 1e-3) for step in range(STEPS)]
-    losses[0] = train(lambda x, y: cross_entropy(net(x), y), optimizer, lambda step: rise[step], 0)
-    fall = [1, 1, 1, 0.1, 0.1, 0.01]
-    losses[1] = train(lambda x, y: cross_entropy(net(x), y), optimizer, lambda step: RATES["warmup"] * fall[step], 1)
+    means, after = mean_of(net, MEAN["warmup"])
+    losses[0] = train(lambda x, y: cross_entropy(net(x), y), optimizer, lambda step: rise[step], 0, after)
+    fall = [RATES["warmup"] * share for share in (1, 1, 1, 0.1, 0.1, 0.01)]
+    losses[1] = train(lambda x, y: cross_entropy(net(x), y), optimizer, lambda step: fall[step], 1, after)
+    net.load_state_dict(means, strict=False)
     teacher = copy.deepcopy(net).eval()
 
     def taught(model: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -240,12 +267,16 @@ def twin_losses(net: Net, masks: list[Tensor]) -> tuple[dict[int, list[float]], 
 
     small = cut(net, masks)
     optimizer = sgd(small, nesterov=True)
+    means, after = mean_of(small, MEAN["finetune"])
     for epoch in range(2):
-        losses[4 + epoch] = train(taught(small), optimizer, cosine(epoch, 2), 4 + epoch)
+        losses[4 + epoch] = train(taught(small), optimizer, cosine(epoch, 2), 4 + epoch, after)
+    small.load_state_dict(means, strict=False)
     control = copy.deepcopy(teacher).train()
     optimizer = sgd(control, nesterov=True)
+    means, after = mean_of(control, MEAN["finetune"])
     for epoch in range(4):  # as many as both phases and the fine-tune
-        losses[6 + epoch] = train(taught(control), optimizer, cosine(epoch, 4), 6 + epoch)
+        losses[6 + epoch] = train(taught(control), optimizer, cosine(epoch, 4), 6 + epoch, after)
+    control.load_state_dict(means, strict=False)
     return losses, small, control
 
 
@@ -261,9 +292,9 @@ def test_every_phase_is_that_of_a_hand_written_loop():
     for epoch, phase in enumerate(phases):
         assert ours[epoch] == pytest.approx(theirs[epoch], rel=1e-5), (epoch, phase)
     for truth, network in ((small, engine.networks.small), (control, engine.networks.control)):
-        found = dict(network.named_parameters())
-        for name, parameter in truth.named_parameters():
-            torch.testing.assert_close(found[name], parameter, rtol=1e-3, atol=1e-4)
+        found = network.state_dict()
+        for name, value in truth.state_dict().items():
+            torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4)
 
 
 def test_scores_after_the_phase_are_those_of_the_twin():

@@ -88,6 +88,8 @@ RANGES: dict[str, tuple[float, float]] = {
     **{f"{phase}.momentum": (0, 1) for phase in ("warmup", "score", "weight", "finetune")},
     **{f"{phase}.weight_decay": (0, 1e6) for phase in ("warmup", "score", "weight", "finetune")},
     **{f"{phase}.ramp": (0, 1_000_000) for phase in ("warmup", "score", "weight", "finetune")},
+    **{f"{phase}.average": (0, 0.999999) for phase in ("warmup", "finetune")},
+    **{f"{phase}.average": (0, 0) for phase in ("score", "weight")},  # the alternation goes on from what it trained
 }
 
 

@@ -65,6 +65,8 @@ class OptimizerSettings:
     """One phase's optimiser. ``lr`` None: the scorer's default. ``ramp``: epochs of linear warm-up of the rate.
 
     ``reset``: start every phase with a fresh optimiser state instead of keeping it across cycles.
+    ``average``: keep a running mean of the weights, of which every step leaves this share (0.999, say; 0: none). It is
+    what the phase is measured by and leaves behind; of warm-up, fine-tune and dense control only.
     """
 
     optimizer: str = "sgd"
@@ -75,6 +77,7 @@ class OptimizerSettings:
     decay: str = "constant"
     ramp: int = 0
     reset: bool = False
+    average: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -103,12 +103,12 @@ def cut_out(images: Tensor, side: int, holes: Tensor) -> Tensor:
 
 
 def mix_up(images: Tensor, labels: Tensor, share: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """``share`` (a scalar) of each image, the rest of its mirror in the batch; labels [N] become shares [N, classes].
+    """``share`` (a scalar) of each image, the rest of the one before it; labels [N] become shares [N, classes].
 
-    A batch is in random order already, so that its mirror is as random a partner as any.
+    A batch is in random order already, so that this is as random a partner as any.
     """
     targets = F.one_hot(labels, classes).float()
-    return share * images + (1 - share) * images.flip(0), share * targets + (1 - share) * targets.flip(0)
+    return share * images + (1 - share) * images.roll(1, 0), share * targets + (1 - share) * targets.roll(1, 0)
 
 
 # --- TrivialAugment, wide ---------------------------------------------------------------------------------------------

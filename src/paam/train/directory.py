@@ -14,6 +14,7 @@ from paam.artifacts import PLAN_FILE, WEIGHTS_FILE
 from paam.errors import ArtifactError
 from paam.exporting import EXPORTS
 from paam.files import check_name, temporary_name, write_atomically
+from paam.plan import Plan
 from paam.progress import PROGRESS_FILE
 from paam.recipe import Recipe, recipe_to_toml
 from paam.record import LOCK_FILE, RECORD_FILE, Event, of_kind, read_record
@@ -172,9 +173,16 @@ def write_recipe(out: Path, recipe: Recipe) -> None:
 
 
 def portable(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain data, without where files lie that a begun run needs no more, or finds elsewhere."""
+    """The recipe as plain data, without where files lie: a begun run has what was in them, or finds them elsewhere.
+
+    Of widths it has how many filters each group keeps; of a teacher of one's own, that there is one.
+    """
     tree: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
-    del tree["data"]["directory"], tree["data"]["workers"], tree["model"]["weights"], tree["distill"]["teacher"]
+    del tree["data"]["directory"], tree["data"]["workers"], tree["model"]["weights"]
+    tree["distill"]["teacher"] = None if recipe.distill.teacher is None else "of one's own"
+    if recipe.target.widths is not None:
+        kept = Plan.read(Path(recipe.target.widths)).counts.values()
+        tree["target"]["widths"] = " ".join(str(filters) for filters, _ in kept)
     return tree
 
 

@@ -1,7 +1,7 @@
 """The phases of a schedule, epoch by epoch: warm-up, [score, weight] cycles, fine-tune, dense control.
 
-The engine knows nothing of graphs, files or terminals: it drives a Pruner, says what happened through ``emit``, and can
-hand out and take back its whole state at any epoch boundary, and behind any step where it was asked to stop.
+The engine knows nothing of graphs, files or terminals: it drives a Pruner and says what happened through ``emit``.
+paam.train.state hands out and takes back its whole state.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paam.plan import Plan
 from paam.pruner import Pruner
 from paam.recipe import Recipe
-from paam.schedule import BEFORE_FINETUNE, Phase, PhaseName, is_over, learning_rate, phase_at, section_of
-from paam.select import Selection
+from paam.schedule import Phase, PhaseName, is_over, learning_rate, phase_at, section_of
 from paam.settings import OptimizerSettings
+from paam.train.average import Average
 from paam.train.batches import epoch_seed
 from paam.train.capture import Step
 from paam.train.divergence import LOSS_CHECK_EVERY, check_epoch, check_losses, check_scores, vanished_scales
 from paam.train.events import scores_event, selection_event
 from paam.train.flat import RoundedWeights
 from paam.train.networks import Networks
-from paam.train.optimizers import build_optimizer, load_optimizer_state, optimizer_state, set_learning_rate
-from paam.train.packing import as_tensors, from_tensors, pack
+from paam.train.optimizers import build_optimizer, set_learning_rate
 from paam.train.pause import Pause, copies, differing, random_state
 from paam.train.steps import Loss, compiled, make_loss, make_step
 
 Emit = Callable[[dict[str, Any]], None]
 Evaluate = Callable[[nn.Module, PhaseName], float]
 """A network and the phase that it is in -> its accuracy in percent."""
+
+NOT_OF_THE_DATA = 1 << 60
+"""Between the seeds of a network's own random numbers (dropout) and those of its images."""
 
 
 class Batches(Protocol):
@@ -68,6 +69,7 @@ class Engine:
         self.losses: dict[str, Loss] = {}
         self.optimizers: dict[PhaseName, Optimizer] = {}
         self.steps: dict[PhaseName, Step] = {}
+        self.averages: dict[PhaseName, Average] = {}
         self.on_step: Callable[[int, int], None] = lambda step, steps: None
         self.stop: Callable[[], bool] = lambda: False
         """Asked after every step; once it says yes it must go on doing so."""
@@ -79,20 +81,19 @@ class Engine:
     def run_epoch(self, epoch: int, evaluate: Evaluate | None) -> bool:
         """Train one epoch and emit its event, with the accuracy in percent that ``evaluate`` finds.
 
-        False: stopped inside of it. :attr:`pause` says where, :meth:`state` is the state there, and the next call goes
-        on.
+        False: stopped inside of it. :attr:`pause` says where, and the next call goes on.
         """
         phase = phase_at(self.recipe.schedule, epoch)
         start = time.perf_counter()
         pause, self.pause = self.pause, None
         if pause is None:
-            torch.manual_seed(epoch_seed(self.seed, epoch))
+            torch.manual_seed(epoch_seed(self.seed, epoch) + NOT_OF_THE_DATA)
             if phase.first:
                 self._enter(phase, epoch, evaluate)
         else:
             start -= pause.seconds
         model = self.networks.of(phase.name)
-        optimizer = self._optimizer(phase.name)
+        optimizer = self.optimizer(phase.name)
         rounded = self.networks.rounded(phase.name)
         losses = [] if pause is None else list(pause.losses)
         with self._mode(phase.name):
@@ -108,8 +109,13 @@ class Engine:
             spent = time.perf_counter() - start
             self.pause = Pause(losses, random_state(model), differing(inside, model), spent)
             return False
-        accuracy = None if evaluate is None else evaluate(self.networks.quick(phase.name), phase.name)
+        average = self.average(phase.name)
+        with nullcontext() if average is None else average.in_place():
+            accuracy = None if evaluate is None else evaluate(self.networks.quick(phase.name), phase.name)
         last = phase.index == phase.length - 1
+        if average is not None and last:
+            average.settle()
+            del self.averages[phase.name]
         if phase.name == "score" and last:
             self.emit(scores_event(self.pruner.scores(), epoch, phase.cycle))
         chosen = self.pruner.selection if phase.name not in ("warmup", "control") else None
@@ -169,11 +175,17 @@ class Engine:
         settings: OptimizerSettings = getattr(self.recipe, section_of(phase))
         return settings
 
-    def _optimizer(self, phase: PhaseName) -> Optimizer:
+    def optimizer(self, phase: PhaseName) -> Optimizer:
         if phase not in self.optimizers:
             trained = self.networks.trained(phase)
             self.optimizers[phase] = build_optimizer(self._settings(phase), self._initial_rate(phase), trained)
         return self.optimizers[phase]
+
+    def average(self, phase: PhaseName) -> Average | None:
+        decay = self._settings(phase).average
+        if decay and phase not in self.averages:
+            self.averages[phase] = Average(self.networks.trained(phase), self.networks.of(phase), decay)
+        return self.averages.get(phase)
 
     def _initial_rate(self, phase: PhaseName) -> float:
         if phase == "score":
@@ -199,6 +211,7 @@ class Engine:
                 optimizer,
                 self.networks.trained(phase.name),
                 None if scores else rounded,
+                self.average(phase.name),
                 capture=self.on_gpu and self.recipe.train.capture,
             )
         take_step = self.steps[phase.name]
@@ -245,46 +258,3 @@ class Engine:
             "finetune": schedule.finetune,
             "control": schedule.alternation + schedule.finetune,
         }[kind]
-
-    # --- the whole state, at an epoch boundary or where a stop left an epoch ---------------------------------------
-
-    def state(self, epoch: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and plain data that :meth:`restore` needs to go on with ``epoch``, or in it after a stop."""
-        current = phase_at(self.recipe.schedule, epoch - (self.pause is None)).name
-        alternating = current in BEFORE_FINETUNE
-        parts = self.networks.state(scored=alternating)
-        for name, optimizer in self.optimizers.items():
-            if name == current or (alternating and name in ("score", "weight")):
-                remembered = optimizer_state(optimizer, self.networks.trained(name))
-                parts |= {f"optimizer/{name}/{key}": packed for key, packed in remembered.items()}
-        chosen = self.pruner.selection
-        header: dict[str, Any] = {  # not by asdict(), which copies the plan filter by filter
-            "selection": None if chosen is None else {**vars(chosen), "plan": chosen.plan.to_json()}
-        }
-        if not alternating:
-            header["masked"] = self.networks.masked
-        if self.pause is not None:
-            parts["pause"] = pack(self.pause.tensors())
-            header["seconds"] = self.pause.seconds
-        tensors, header["layouts"] = as_tensors(parts)
-        return tensors, header
-
-    def restore(self, epoch: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-        """Take up a state that :meth:`state` handed out, in a fresh process."""
-        if header["selection"] is not None:
-            stored = header["selection"]
-            self.pruner.use(Selection(**{**stored, "plan": Plan.from_json(stored["plan"])}))
-        parts = from_tensors(tensors, header["layouts"])
-        # A fine-tune goes on as it was begun, on whatever device.
-        self.networks.masked = header.get("masked", self.networks.masked)
-        current = phase_at(self.recipe.schedule, epoch - ("pause" not in parts)).name
-        self.networks.restore(parts, scored=current in BEFORE_FINETUNE)
-        if "pause" in parts:
-            device = next(self.pruner.model.parameters()).device
-            self.pause = Pause.from_tensors(parts["pause"], header["seconds"], device)
-        begun = epoch + (self.pause is not None)
-        for phase in {phase_at(self.recipe.schedule, number).name for number in range(begun)}:
-            start = f"optimizer/{phase}/"
-            remembered = {part.removeprefix(start): parts[part] for part in parts if part.startswith(start)}
-            if remembered:
-                load_optimizer_state(self._optimizer(phase), self.networks.trained(phase), remembered)

@@ -103,6 +103,8 @@ class Networks:
     def state(self, *, scored: bool) -> dict[str, Packed]:
         """Weights of what is still needed, as "network/part". ``scored``: scores are still to be learned."""
         parts = {"dense": self._dense}
+        if self.teacher_state is not None:
+            parts["teacher"] = pack(self.teacher_state)
         if self.small is None:
             parts |= self._state_of("gated", self.pruner.model, ("gated", "scorers"))
             if not scored:
@@ -130,6 +132,7 @@ class Networks:
             whole.setdefault(part.partition("/")[0], {}).update(tensors)
         device = next(self.pruner.model.parameters()).device
         self._dense = pack({name: value.to(device) for name, value in whole["dense"].items()})
+        self.teacher_state = whole.get("teacher")
         if "small" in whole:
             self.small = self.pruner.compact()
             self.small.load_state_dict(whole["small"])

@@ -35,6 +35,7 @@ from paam.train.ends import LATENCY_BATCH, finish, start_event
 from paam.train.engine import Engine
 from paam.train.evaluation import Monitor
 from paam.train.setup import build_pruner, check_seed, example, load_run_data, teacher_state
+from paam.train.state import engine_state, restore_engine
 from paam.train.weights import save_weights
 
 PENDING = 2
@@ -111,6 +112,7 @@ def _run(
     on_step: OnStep,
     stop: Callable[[], bool],
 ) -> list[Event]:
+    """Begin or go on, train, and finish: the files of a run around its engine."""
     writer = RecordWriter(out / RECORD_FILE)
     progress = ProgressFile(out / PROGRESS_FILE)
 
@@ -133,14 +135,7 @@ def _run(
         seed=seed,
         device=device,
     )
-    on_gpu = device.startswith("cuda")
-    monitor = Monitor(
-        EvaluationBatches(data.holdout or data.test, normalize, device=device),
-        bfloat16=on_gpu and recipe.train.bfloat16,
-        capture=on_gpu and recipe.train.capture,
-    )
     engine = Engine(pruner, recipe, batches, seed=seed, emit=emit)
-    engine.networks.teacher_state = teacher_state(recipe, pruner)
     engine.on_step, engine.stop = step_done, stop
     saved, passed_over = read_newest_checkpoint(out / CHECKPOINTS) if resume else (None, [])
     if saved is None:
@@ -149,6 +144,7 @@ def _run(
                 f"The checkpoints of the run in {out} are gone: put {out / CHECKPOINTS} back, or start over with"
                 " --overwrite."
             )
+        engine.networks.teacher_state = teacher_state(recipe, pruner)
         clear(out, recipe)
         emit(start_event(recipe, seed, device, pruner, data, command))
         first = 0
@@ -163,7 +159,23 @@ def _run(
             write_recipe(out, recipe)
         if changes := changes | find_moves(kept, {**environment(device), "device": device}):
             emit({"event": "changed", "epoch": first, "step": step, "changes": changes, "command": command})
-    with _failure_told(emit, progress), CheckpointWriter(out / CHECKPOINTS, before=writer.flush) as saver:
+    on_gpu = device.startswith("cuda")
+    monitor = Monitor(
+        EvaluationBatches(data.holdout or data.test, normalize, device=device),
+        bfloat16=on_gpu and recipe.train.bfloat16,
+        capture=on_gpu and recipe.train.capture,
+    )
+    with _failure_told(emit, progress):
+        _train(engine, first, monitor, out, writer)
+        test = EvaluationBatches(data.test, normalize, device=device)
+        finish(engine, test, example(data, device, LATENCY_BATCH), out, emit, stop)
+    return read_record(out / RECORD_FILE)
+
+
+def _train(engine: Engine, first: int, monitor: Monitor, out: Path, writer: RecordWriter) -> None:
+    """All epochs from the ``first`` on, with a checkpoint where one is due, and where the engine is asked to stop."""
+    recipe = engine.recipe
+    with CheckpointWriter(out / CHECKPOINTS, before=writer.flush) as saver:
         for epoch in range(first, recipe.schedule.total):
             try:
                 finished = engine.run_epoch(epoch, monitor)
@@ -173,22 +185,18 @@ def _run(
             if finished and epoch + 1 == recipe.schedule.warmup:
                 save_weights(out / DENSE_FILE, engine.networks.dense_state)
             position = (epoch + 1, 0) if engine.pause is None else (epoch, len(engine.pause.losses))
-            stopping = not finished or stop()
+            stopping = not finished or engine.stop()
             if stopping or _is_due(recipe, epoch + 1):
-                tensors, header = engine.state(position[0])
+                tensors, header = engine_state(engine, position[0])
                 saver.save(position, tensors, {"events": writer.count, **header})
             saver.check()
             if stopping:
                 saver.finish()
-                where = "" if finished else f", step {position[1]} of {batches.steps},"
+                where = "" if finished else f", step {position[1]} of {engine.batches.steps},"
                 raise StoppedError(
                     f"Stopped in epoch {epoch + 1}{where} of {recipe.schedule.total}; all of it is saved."
                 )
         saver.finish()
-    test = EvaluationBatches(data.test, normalize, device=device)
-    with _failure_told(emit, progress):
-        finish(engine, test, example(data, device, LATENCY_BATCH), out, emit, stop)
-    return read_record(out / RECORD_FILE)
 
 
 @contextlib.contextmanager
@@ -222,7 +230,7 @@ def restore(engine: Engine, saved: State, out: Path) -> tuple[int, int, int]:
     tensors, header = saved
     try:
         epoch, step, events = (int(header[key]) for key in ("epoch", "step", "events"))
-        engine.restore(epoch, tensors, header)
+        restore_engine(engine, epoch, tensors, header)
     except Exception as error:  # a whole file of another network or version fails in as many ways as there are
         raise ArtifactError(
             f"The newest checkpoint in {out / CHECKPOINTS} does not fit this run ({one_line(error)});"

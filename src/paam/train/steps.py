@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paam.settings import DistillSettings, TrainSettings
+from paam.train.average import Average
 from paam.train.beside import beside, join
 from paam.train.capture import CapturedStep, Step
 from paam.train.flat import FlatParameters, RoundedWeights
@@ -76,9 +77,18 @@ def compiled(loss_of: Loss, settings: TrainSettings, steps: int) -> Loss:
 
 
 def make_step(
-    loss_of: Loss, optimizer: Optimizer, flat: FlatParameters, rounded: RoundedWeights | None, *, capture: bool
+    loss_of: Loss,
+    optimizer: Optimizer,
+    flat: FlatParameters,
+    rounded: RoundedWeights | None = None,
+    average: Average | None = None,
+    *,
+    capture: bool,
 ) -> Step:
-    """A step that moves ``flat``. ``rounded``: the weights that the network reads instead, when it trains in them."""
+    """A step that moves ``flat``, and the ``average`` of it.
+
+    ``rounded``: the weights that the network reads instead, when it trains in them.
+    """
     leaves = flat.parameters if rounded is None else rounded.leaves
 
     def step(images: Tensor, labels: Tensor) -> Tensor:
@@ -87,6 +97,8 @@ def make_step(
         loss = loss_of(images, labels)
         flat.take_gradients(loss, leaves)
         optimizer.step()
+        if average is not None:
+            average.update()
         return loss.detach()
 
     return CapturedStep(step) if capture else step

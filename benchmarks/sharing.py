@@ -1,0 +1,93 @@
+"""Several runs on one GPU: epochs of all of them per second, against one run alone, all in one call.
+
+    python benchmarks/sharing.py [--at-once 1,2,4] [--epochs 6] [--scorer kq]
+
+Each run is a process of its own, as `paam sweep` starts them, under NVIDIA's MPS where that is installed. Data are
+random images of CIFAR-10's shape: only time is measured. What is timed are epochs of the fine-tune that our recipe for
+CIFAR-10 has, inside the dense network and taught by it, once every run has its graph; the evaluation is not in them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+import torch
+
+from epoch_time import SHORT, make_engine
+from paam.record import environment
+from paam.schedule import phase_at
+from paam.train.sweep import shared_gpu
+
+TRAINED = {"train": {"masked": True}, "distill": {"weight": 0.7}}
+SETTLING = 2
+"""Epochs of a fine-tune before the clock starts: the first records the graph."""
+
+
+def train(options: argparse.Namespace, ready: Barrier, found: Any) -> None:
+    """One run: its epochs are counted from when all have settled until all have done theirs."""
+    torch.backends.cudnn.benchmark = True
+    schedule = {**SHORT, "finetune": SETTLING + options.epochs}
+    engine = make_engine(options, options.scorer, {**TRAINED, "schedule": schedule})
+    begin = next(
+        e for e in range(engine.recipe.schedule.total) if phase_at(engine.recipe.schedule, e).name == "finetune"
+    )
+    for epoch in range(begin + SETTLING):
+        engine.run_epoch(epoch, None)
+    _wait(options.device)
+    ready.wait()
+    start = time.perf_counter()
+    for epoch in range(begin + SETTLING, engine.recipe.schedule.total):
+        engine.run_epoch(epoch, None)
+    _wait(options.device)
+    found.put(time.perf_counter() - start)
+
+
+def together(options: argparse.Namespace, count: int) -> list[float]:
+    """Seconds that each of so many runs took for its epochs, all of them beginning at once."""
+    context = multiprocessing.get_context("spawn")
+    ready, found = context.Barrier(count), context.Queue()
+    processes = [context.Process(target=train, args=(options, ready, found)) for _ in range(count)]
+    for process in processes:
+        process.start()
+    seconds = [found.get() for _ in processes]
+    for process in processes:
+        process.join()
+    return seconds
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="resnet56")
+    parser.add_argument("--scorer", default="kq")
+    parser.add_argument("--samples", type=int, default=50_000)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--at-once", default="1,2,4")
+    parser.add_argument("--epochs", type=int, default=6)
+    options = parser.parse_args()
+    alone = 0.0
+    with shared_gpu(options.device.startswith("cuda")) as shared:
+        for count in (int(number) for number in options.at_once.split(",")):
+            seconds = together(options, count)
+            rate = count * options.epochs / max(seconds)
+            alone = alone or rate / count
+            each = sum(seconds) / count / options.epochs
+            print(
+                f"{count} at once: {each:.2f} s per epoch of each, {1 / rate:.3f} s of the GPU per epoch,"
+                f" {rate / alone:.2f} times one at a time",
+                flush=True,
+            )
+    print(json.dumps({**environment(options.device), "mps": shared, **vars(options)}))
+
+
+if __name__ == "__main__":
+    main()
