@@ -11,6 +11,7 @@ import pytest
 
 from records import EPOCHS, RECIPE, Event, events, large, write
 from render import figures, pages, tables
+from render.widths import discovered
 
 LABELS = tables.STRONG
 OWN = sum(phase != "control" for phase, *_ in EPOCHS)  # 8: warm-up 2, two cycles of 2, fine-tune 2
@@ -130,25 +131,50 @@ def test_runs_without_an_end_are_listed_with_their_epoch_and_in_no_other_table(t
     }
 
 
-def test_ablations_have_a_table_per_group_and_say_how_far_they_came(tmp_path):
+def test_ablations_have_a_table_per_group_of_what_finished_and_begin_with_what_they_depart_from(tmp_path):
     write(tmp_path / "theta-0.5", events())
-    write(tmp_path / "theta-0.25", [event for event in events()[:-1] if event.get("epoch", 0) < 6])
-    write(tmp_path / "streams-tied", events(monitor="holdout"))
+    write(tmp_path / "theta-0.25", events()[:-1])
+    write(tmp_path / "activation-leaky-exponential", events(accuracy=87.0))
+    write(tmp_path / "streams-tied", pruned_to(300, events(accuracy=89.0)))
+    write(tmp_path / "widths-uniform", events(accuracy=86.0))
     found = tables.ablations(tmp_path)
-    assert rows(found["theta"]) == {
-        "0.25": ["76.00 %", "60.0 %", "75.0 %", "6 of 10", ""],
-        "0.5": ["88.00 %", "60.0 %", "75.0 %", "10", "94.28 %, 52.3 %, 49.3 %"],  # not the dense control's 90.25 %
+    rest = ["60.5 %", "60.0 %", "75.0 %"]  # right after the second cut; parameters and MACs removed
+    paper = "94.28 %, 52.3 %, 49.3 %"
+    assert rows(found["theta"]) == {"0.5": ["88.50 %", *rest, paper]}
+    assert rows(found["activation"]) == {"leaky-exponential": ["87.00 %", *rest, paper]}
+    assert rows(found["streams"]) == {
+        "independent": ["87.00 %", *rest],
+        "tied": ["89.00 %", "60.5 %", "70.0 %", "75.0 %"],
     }
-    assert rows(found["streams"]) == {"tied": ["88.00 %", "60.0 %", "75.0 %", "10"]}
-    assert "accuracy (test set)" in found["theta"]
-    assert "accuracy (held-out samples)" in found["streams"]
+    assert list(rows(found["streams"])) == ["independent", "tied"]
+    assert list(rows(found["widths"])) == ["discovered", "uniform"]  # with tied streams, both
+    assert rows(found["widths"])["discovered"] == rows(found["streams"])["tied"]
+    assert list(rows(tables.unfinished([tmp_path]))) == [f"`results/{tmp_path.name}/theta-0.25`"]
 
 
-def test_a_group_that_measured_on_different_samples_says_so_in_every_row(tmp_path):
-    write(tmp_path / "balance-area", events())
-    write(tmp_path / "balance-side", events(monitor="holdout"))
-    table = rows(tables.ablations(tmp_path)["balance"])
-    assert [row[0] for row in table.values()] == ["88.00 % (test set)", "88.00 % (held-out samples)"]
+def test_discovered_widths_by_hand(tmp_path):
+    """Two stages of two blocks; what inner layers keep: 1, 1/2, 1/2, 1/4 and 1/2, 1/4, 1, 1/4."""
+    kept = [
+        {"conv1": [4, 4], "1.0": [4, 4], "1.1": [2, 4], "stream": [7, 8], "2.0": [4, 8], "2.1": [2, 8]},
+        {"conv1": [3, 4], "1.0": [2, 4], "1.1": [1, 4], "stream": [8, 8], "2.0": [8, 8], "2.1": [2, 8]},
+    ]
+    names = {"1.0": "layer1.0.conv1", "1.1": "layer1.1.conv1", "stream": "layer2.0.conv2"}
+    names |= {"2.0": "layer2.0.conv1", "2.1": "layer2.1.conv1"}
+    for seed, groups in enumerate(kept):
+        record = events(seed=seed)
+        record[-1]["kept_filters"] = {names.get(name, name): counts for name, counts in groups.items()}
+        write(tmp_path / f"medium-seed{seed}", record)
+    write(tmp_path / "free-seed0", events())  # no residual network
+    table, _, below = discovered(tmp_path, ("medium", "high", "free")).partition("\n\n")
+    assert rows(table) == {
+        "medium-seed0": ["4 of 4, 7 of 8", "4 of 4, 4 of 8", "50 %, 25 %", "1 of 4 inner layers (25 %)"],
+        "medium-seed1": ["3 of 4, 8 of 8", "2 of 4, 8 of 8", "25 %, 25 %", "2 of 4 inner layers (25 %)"],
+    }
+    # In quarters: 4, 2, 2, 1 and 2, 1, 4, 1. From their means 2.25 and 2 by (1.75, -0.25, -0.25, -1.25) and
+    # (0, -1, 2, -1): products add up to 1, squares to 4.75 and 6. Without the first blocks the second has 1 and 1.
+    assert f"correlate by {1 / math.sqrt(4.75 * 6):.2f} (Pearson's)" in below
+    assert "without the stages' first blocks not at all" in below
+    assert discovered(tmp_path, ("high", "free")) == ""
 
 
 def test_sections_without_records_are_absent_and_appear_with_them(tmp_path):

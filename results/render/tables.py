@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
 
@@ -15,6 +15,7 @@ from paam.report.stages import stages
 from paam.report.values import mapping, share
 from paam.report.words import NOTHING
 from paam.scorers import FIXED
+from render.markdown import table
 from render.runs import epochs_behind, experiments, given, runs
 
 STRONG = {
@@ -54,7 +55,7 @@ def outcomes(folder: Path, labels: dict[str, str] | None = None) -> str:
         removed = [_mean(_removed(run.pruned, run.dense)[i] for run in seeds) for i in (0, 1)]
         rows.append([labels.get(name, name), accuracy, numbers, *removed, epochs, _printed(seeds[0].model, name)])
     head = ["", "test accuracy", "seeds", "parameters removed", "MACs removed", "epochs behind it", "the paper's"]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def losses(folder: Path, labels: dict[str, str]) -> str:
@@ -66,7 +67,7 @@ def losses(folder: Path, labels: dict[str, str]) -> str:
         if seeds := found.get(name):
             points = zip(*(_stage_accuracies(run) for run in seeds), strict=True)
             rows.append([labels[name], *(spread(point, lambda mean: f"{mean:.2f} %").shown for point in points)])
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def measured_on(members: Iterable[Facts]) -> str:
@@ -99,7 +100,7 @@ def looks(folder: Path, *, cuts_of_fixed: bool = True) -> str:
         cells = [run.name, _percent(last.accuracy, 2), cut, *_removed_by(last), _epochs(run)]
         rows.append((-1.0 if last.accuracy is None else last.accuracy, cells))
     head = ["", "held-out accuracy", "right after the last cut", "parameters removed", "MACs removed", "epochs"]
-    return _table(head, [row for _, row in sorted(rows, reverse=True)])
+    return table(head, [row for _, row in sorted(rows, reverse=True)])
 
 
 def warmups(folder: Path) -> str:
@@ -110,7 +111,7 @@ def warmups(folder: Path) -> str:
         numbers = ", ".join(str(run.start.get("seed")) for run in seeds)
         lost = ", ".join(line for run in seeds for line in _vanished(folder / run.name / RECORD_FILE))
         rows.append([name, spread(dense, lambda mean: f"{mean:.2f} %").shown, numbers, lost or "few"])
-    return _table(["", "held-out accuracy", "seeds", "vanished scales"], rows)
+    return table(["", "held-out accuracy", "seeds", "vanished scales"], rows)
 
 
 def _vanished(record: Path) -> list[str]:
@@ -119,25 +120,40 @@ def _vanished(record: Path) -> list[str]:
     return [f"{event['scales']} of {event['of']} with seed {seed}" for event in of_kind(events, "vanished")]
 
 
+BASE = "activation-leaky-exponential"
+BESIDE = {
+    "placement": ("sum", BASE),
+    "balance": ("area", BASE),
+    "streams": ("independent", BASE),
+    "scorer": ("kq", BASE),
+    "widths": ("discovered", "streams-tied"),
+}
+"""Group of ablations -> the value that its others depart from, and the run that has it."""
+
+
 def ablations(folder: Path) -> dict[str, str]:
-    """Group of settings ("theta") -> a table of its runs; a run that stopped early says how far it came."""
-    groups: dict[str, list[Facts]] = {}
-    for run in runs(folder):
-        if run.epochs:
-            groups.setdefault(run.name.partition("-")[0], []).append(run)
-    return {group: _ablation(members) for group, members in groups.items()}
+    """Group of settings ("theta") -> a table of its finished runs, with what they depart from first."""
+    found = {run.name: run for run in runs(folder) if run.finished}
+    groups: dict[str, dict[str, Facts]] = {}
+    for name, run in found.items():
+        group, _, value = name.partition("-")
+        groups.setdefault(group, {})[value] = run
+    for group, (value, name) in BESIDE.items():
+        if group in groups and name in found:
+            groups[group] = {value: found[name], **groups[group]}
+    return {group: _ablation(group, members) for group, members in groups.items()}
 
 
-def _ablation(members: Sequence[Facts]) -> str:
-    printed = any(run.name in PAPER_ABLATIONS for run in members)
-    head = ["", f"accuracy ({measured_on(members)})", "parameters removed", "MACs removed", "epochs"]
+def _ablation(group: str, members: Mapping[str, Facts]) -> str:
+    printed = {value: PAPER_ABLATIONS.get(f"{group}-{value}", "") for value in members}
+    head = ["", "test accuracy", "right after the last cut", "parameters removed", "MACs removed"]
     rows = []
-    for run in members:
-        last = _last(run)
-        measured = f" ({monitor(run)})" if monitor(run) != measured_on(members) else ""
-        row = [run.name.partition("-")[2], _percent(last.accuracy, 2) + measured, *_removed_by(last), _epochs(run)]
-        rows.append([*row, PAPER_ABLATIONS.get(run.name, "")] if printed else row)
-    return _table([*head, "the paper's (Vanilla)"] if printed else head, rows)
+    for value, run in members.items():
+        removed = [_percent(part, 1) for part in _removed(run.pruned, run.dense)]
+        cut = _percent(run.cycles[-1].accuracy, 1)
+        row = [value, _percent(run.pruned.accuracy, 2), cut, *removed]
+        rows.append([*row, printed[value]] if any(printed.values()) else row)
+    return table([*head, "the paper's (Vanilla)"] if any(printed.values()) else head, rows)
 
 
 def unfinished(folders: Iterable[Path]) -> str:
@@ -153,7 +169,7 @@ def unfinished(folders: Iterable[Path]) -> str:
                 where = f"`results/{folder.name}/{run.name}`"
                 so_far = f"{_percent(last.accuracy, 2)} ({monitor(run)})" if last else NOTHING
                 rows.append([where, f"{done} of {run.start.get('epochs')}", phase, _percent(dense, 2), so_far])
-    return _table(["", "epochs", "stopped in", "dense, after warm-up", "last epoch"], rows)
+    return table(["", "epochs", "stopped in", "dense, after warm-up", "last epoch"], rows)
 
 
 def short(folder: Path) -> str:
@@ -165,7 +181,7 @@ def short(folder: Path) -> str:
             epochs = Counter(epoch.phase for epoch in run.epochs)
             rows.append((run.dense, run.dense, f"dense control, {epochs['warmup'] + epochs['control']} epochs"))
     rows.sort(key=lambda row: row[0].accuracy or 0, reverse=True)
-    return _table(
+    return table(
         ["", "test accuracy", "parameters removed", "MACs removed"],
         [
             [label, _percent(result.accuracy, 2), *(_percent(x, 1) for x in _removed(result, dense))]
@@ -183,7 +199,7 @@ def widths(folder: Path) -> str:
     for layer, (_, width) in max(columns.values(), key=len).items():
         cells = [str(kept[layer][0]) if layer in kept else "=" for kept in columns.values()]
         rows.append([layer, str(width), *cells])
-    return _table(["layer", "of", *columns], rows)
+    return table(["layer", "of", *columns], rows)
 
 
 def _label(run: Facts) -> str:
@@ -238,10 +254,3 @@ def _mean(values: Iterable[float | None]) -> str:
 
 def _percent(value: float | None, digits: int) -> str:
     return NOTHING if value is None else f"{value:.{digits}f} %"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return ""
-    lines = [f"| {' | '.join(head)} |".replace("|  |", "| |"), "|---" * len(head) + "|"]
-    return "".join(f"{line}\n" for line in [*lines, *(f"| {' | '.join(row)} |" for row in rows)])
