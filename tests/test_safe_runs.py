@@ -439,7 +439,7 @@ def test_what_may_change_is_how_it_trains_and_not_what_it_is():
     keys = [f"{s}.{k}" for s, v in paam.recipe.dataclasses.asdict(short()).items() if isinstance(v, dict) for k in v]
     changing = {key for key in keys if may_change(key)}
     phases = ("warmup", "score", "weight", "finetune")
-    names = ("lr", "momentum", "nesterov", "weight_decay", "decay", "ramp", "reset")
+    names = ("lr", "momentum", "nesterov", "weight_decay", "decay", "ramp", "reset", "average")
     expected = {f"{phase}.{name}" for phase in phases for name in names}
     assert {key for key in changing if not key.startswith("train.")} == expected | {"prune.penalty"}
     assert {key for key in keys if key.startswith("train.")} <= changing

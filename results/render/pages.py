@@ -55,12 +55,20 @@ def earlier(results: Path) -> str:
 
 
 def choices(results: Path) -> str:
-    table = tables.looks(results / "choices")
+    return _looks(results, "choices", "### Choices for the recipe\n\n", 30)
+
+
+def levers(results: Path) -> str:
+    return _looks(results, "levers", "### Levers of its training, at the high ratio\n\n", 60)
+
+
+def _looks(results: Path, folder: str, heading: str, epochs: int) -> str:
+    table = tables.looks(results / folder)
     text = (
-        "From a dense network trained for 60 epochs without a held-out tenth of the training set, 30 epochs each, one"
-        " setting changed at a time (`results/choices/run.sh`); accuracy on that tenth."
+        f"From a dense network trained for 60 epochs without a held-out tenth of the training set, {epochs} epochs"
+        f" each, one setting changed at a time (`results/{folder}/run.sh`); accuracy on that tenth."
     )
-    return f"### Choices for the recipe\n\n{text}\n\n{table}\n" if table else ""
+    return f"{heading}{text}\n\n{table}\n" if table else ""
 
 
 def ramps(results: Path) -> str:
@@ -125,6 +133,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "strong-figures": figures,
     "earlier": earlier,
     "choices": choices,
+    "levers": levers,
     "ramps": ramps,
     "resnet110": resnet110,
     "paper": lambda results: tables.outcomes(results / "paper"),

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# What each lever of our recipe's training brings, five runs at a time: run.sh DATA OUT
+# First a dense network without the held-out tenth, 60 epochs; then one setting changed at a time.
+set -euo pipefail
+data=$1 out=$2
+mkdir -p "$out"
+base=$(dirname "$0")/base.toml
+source "$(dirname "$0")/../queue.sh"
+prune_into "$out/dense" cifar10-resnet56-strong --data "$data" --set data.holdout=0.1 --set schedule.warmup=60 \
+  --set schedule.cycles=1 --set schedule.score=1 --set schedule.weight=1 --set schedule.finetune=1
+queue "$base" "$data" "$out" "$out/dense/dense.safetensors" <<RUNS
+as-it-is
+no-teacher --set distill.weight=0
+no-cutout --set data.cutout=0
+cutout-8 --set data.cutout=8
+mixup --set data.mixup=0.2
+trivial --set data.trivial=true
+average-0.999 --set finetune.average=0.999
+cycles-6 --set schedule.cycles=6 --set schedule.score=1 --set schedule.weight=1
+no-nesterov --set finetune.nesterov=false --set weight.nesterov=false
+rate-0.05 --set finetune.lr=0.05
+floor-0.125 --set target.floor=0.125
+floor-0.125-area --set target.floor=0.125 --set prune.balance=area
+floor-0.125-side --set target.floor=0.125 --set prune.balance=side
+RUNS
