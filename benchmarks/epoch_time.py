@@ -104,7 +104,7 @@ def time_phases(engine: Engine, device: str, profiled: list[str] | None = None) 
         phase = phase_at(engine.recipe.schedule, epoch)
         start = time.perf_counter()
         engine.run_epoch(epoch, None)
-        _wait(device)
+        wait(device)
         key = f"{phase.name} set-up" if phase.first else phase.name
         seconds[key] = time.perf_counter() - start
         if profiled is not None and not phase.first:
@@ -153,11 +153,11 @@ def time_loader(options: argparse.Namespace, scorer: str, steps: int = 40) -> di
             loss.backward()
             optimizer.step()
             if done == 10:  # autotuning and the workers' start are over
-                _wait(device)
+                wait(device)
                 start = time.perf_counter()
             if done == 10 + steps:
                 break
-        _wait(device)
+        wait(device)
         return (time.perf_counter() - start) / steps * len(loader)
 
     seconds = {}
@@ -220,7 +220,7 @@ def kind_of(kernel: str) -> str:
     return OURS.get(kernel) or next(theirs, kernel[:70])
 
 
-def _wait(device: str) -> None:
+def wait(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from epoch_time import SHORT, make_engine
+from epoch_time import SHORT, make_engine, wait
 from paam.record import environment
 from paam.schedule import phase_at
 from paam.train.sweep import shared_gpu
@@ -26,6 +26,8 @@ from paam.train.sweep import shared_gpu
 TRAINED = {"train": {"masked": True}, "distill": {"weight": 0.7}}
 SETTLING = 2
 """Epochs of a fine-tune before the clock starts: the first records the graph."""
+PATIENCE = 600
+"""Seconds. A run that died is not waited for."""
 
 
 def train(options: argparse.Namespace, ready: Barrier, found: Any) -> None:
@@ -38,12 +40,12 @@ def train(options: argparse.Namespace, ready: Barrier, found: Any) -> None:
     )
     for epoch in range(begin + SETTLING):
         engine.run_epoch(epoch, None)
-    _wait(options.device)
-    ready.wait()
+    wait(options.device)
+    ready.wait(PATIENCE)
     start = time.perf_counter()
     for epoch in range(begin + SETTLING, engine.recipe.schedule.total):
         engine.run_epoch(epoch, None)
-    _wait(options.device)
+    wait(options.device)
     found.put(time.perf_counter() - start)
 
 
@@ -54,15 +56,10 @@ def together(options: argparse.Namespace, count: int) -> list[float]:
     processes = [context.Process(target=train, args=(options, ready, found)) for _ in range(count)]
     for process in processes:
         process.start()
-    seconds = [found.get() for _ in processes]
+    seconds = [found.get(timeout=PATIENCE) for _ in processes]
     for process in processes:
         process.join()
     return seconds
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
 
 
 def main() -> None:

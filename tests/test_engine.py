@@ -16,9 +16,11 @@ from conftest import lively, relative_error
 from paam import Pruner
 from paam.errors import DivergedError
 from paam.recipe import DistillSettings, Recipe, recipe_from_tree
+from paam.train.average import Average
 from paam.train.checkpoint import read_newest_checkpoint, write_checkpoint
 from paam.train.divergence import check_epoch, vanished_scales
 from paam.train.engine import Engine
+from paam.train.flat import FlatParameters
 from paam.train.networks import Networks
 from paam.train.state import engine_state, restore_engine
 from paam.train.steps import distillation, make_loss
@@ -251,8 +253,8 @@ def test_a_checkpoint_goes_on_in_another_memory_layout(tmp_path, epoch, masked):
     for one, other in pairs:
         assert one.keys() == other.keys()
         assert all(torch.equal(value, other[name]) for name, value in one.items() if name not in over)
-    run(whole, epoch, 7)
-    run(resumed, epoch, 7)
+    run(whole, epoch, given.schedule.total)
+    run(resumed, epoch, given.schedule.total)
     for network in ("small", "control"):
         left, right = (getattr(made.networks, network).state_dict() for made in (whole, resumed))
         for name, value in left.items():
@@ -289,6 +291,18 @@ def test_what_is_measured_and_left_is_the_mean_and_training_goes_on_from_the_wei
                 torch.testing.assert_close(means[number // 4 - 1][name], by_hand, rtol=1e-9, atol=1e-12)
         assert torch.equal(means[2][name], means[1][name])  # what the phase leaves
         assert torch.equal(plain[1][name], steps[-1][name])
+
+
+def test_a_mean_of_bfloat16_weights_moves_by_less_than_they_can_tell():
+    layer = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    nn.init.constant_(layer.weight, 1.0)
+    average = Average(FlatParameters({"weight": layer.weight}), layer, 0.999)
+    nn.init.constant_(layer.weight, 2.0)
+    for _ in range(1000):
+        average.update()
+    with average.in_place():
+        assert layer.weight.item() == pytest.approx(2 - 0.999**1000, abs=2**-7)  # 1.63; neighbours are 2**-7 apart
+    assert layer.weight.item() == 2.0
 
 
 @pytest.mark.parametrize(

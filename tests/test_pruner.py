@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import paam
 from paam import Pruner
 from paam.errors import DataError, PaamError, RecipeError, TargetError
 from paam.models import resnet20, resnet56, vgg16_bn
+from paam.settings import DistillSettings
 
 SCORERS = ["vanilla", "kq", "free"]
 
@@ -321,6 +323,26 @@ class OneEpoch(list):
     def __iter__(self):
         self.reads += 1
         return super().__iter__() if self.reads <= 2 else iter(())
+
+
+def test_prune_takes_the_teacher_that_a_recipe_names(tmp_path: Path) -> None:
+    """Its weights decide what the network learns: another teacher, another loss."""
+    torch.manual_seed(0)
+    model, batches = resnet20(), [(torch.randn(4, 3, 16, 16), torch.arange(4))]
+    schedule = paam.Schedule(warmup=0, cycles=1, score=1, weight=1, finetune=0)
+    losses = []
+    for factor in (1.0, 3.0):
+        weights = {
+            name: value * factor if value.is_floating_point() else value for name, value in model.state_dict().items()
+        }
+        save_file(weights, tmp_path / "teacher.safetensors")
+        distill = DistillSettings(0.5, teacher=str(tmp_path / "teacher.safetensors"))
+        history = paam.prune(
+            model, batches, keep_macs=0.5, schedule=schedule, recipe=paam.Recipe(distill=distill), device="cpu"
+        ).history
+        losses.append([event["loss"] for event in history if event["event"] == "epoch"])
+    assert losses[0][0] == losses[1][0]  # scores are not taught
+    assert losses[0][1] != losses[1][1]
 
 
 def test_the_readme_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -444,6 +444,13 @@ def test_a_word_that_is_no_choice_names_the_nearest(key, typed, meant):
     assert getattr(getattr(override(key, meant), section), name) == meant
 
 
+@pytest.mark.parametrize("phase", ["score", "weight"])
+def test_phases_that_alternate_have_no_mean(phase):
+    with pytest.raises(RecipeError, match=rf"{phase}\.average must be 0"):
+        load_recipe(DIGITS, {f"{phase}.average": 0.9})
+    assert load_recipe(DIGITS, {"warmup.average": 0.9}).warmup.average == 0.9
+
+
 def test_nesterov_needs_momentum():
     with pytest.raises(RecipeError, match="momentum"):
         load_recipe(DIGITS, {"finetune.momentum": 0, "finetune.nesterov": True})

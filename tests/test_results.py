@@ -31,6 +31,7 @@ def pruned_to(params: int, record: list[Event]) -> list[Event]:
 def begun_with(setting: str, record: list[Event]) -> list[Event]:
     """The same run without its warm-up, given a file on the command line."""
     start = {**record[0], "command": f"{record[0]['command']} --set schedule.warmup=0 --set {setting}"}
+    start["recipe"] = {**start["recipe"], "distill": {"teacher": "of one's own" if "teacher" in setting else None}}
     record[-1]["dense"]["trained"] = "as it came"
     return [start, *(event for event in record[1:] if event.get("phase") != "warmup")]
 
@@ -172,8 +173,8 @@ def test_discovered_widths_by_hand(tmp_path):
     }
     # In quarters: 4, 2, 2, 1 and 2, 1, 4, 1. From their means 2.25 and 2 by (1.75, -0.25, -0.25, -1.25) and
     # (0, -1, 2, -1): products add up to 1, squares to 4.75 and 6. Without the first blocks the second has 1 and 1.
-    assert f"correlate by {1 / math.sqrt(4.75 * 6):.2f} (Pearson's)" in below
-    assert "without the stages' first blocks not at all" in below
+    assert f"of medium: {1 / math.sqrt(4.75 * 6):.2f};" in below
+    assert "without the stages' first blocks that has no meaning" in below
     assert discovered(tmp_path, ("high", "free")) == ""
 
 

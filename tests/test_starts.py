@@ -17,7 +17,7 @@ from paam.errors import ArtifactError, DeviceError, RecipeError, StoppedError
 from paam.record import of_kind, read_record
 from paam.report.html import write_report
 from paam.train.batches import EvaluationBatches, Normalization
-from paam.train.device import find_device
+from paam.train.device import find_device, put_channels_last
 from paam.train.evaluation import accuracy
 from paam.train.networks import Networks
 from paam.train.run import run
@@ -223,6 +223,28 @@ def test_a_gpu_with_a_number_becomes_the_current_one(monkeypatch):
         torch.cuda.set_device("cuda")
 
 
+@pytest.mark.parametrize(("flatten", "moves"), [(lambda x: x.view(len(x), -1), False), (lambda x: x.flatten(1), True)])
+def test_channels_come_last_where_a_network_runs_so(flatten, moves):
+    """A GPU's convolutions want them so, view() does not; what the network computes is the same either way."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 5, 3)
+            self.head = torch.nn.Linear(5 * 16, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(flatten(self.two(self.one(x))))
+
+    model, image = Net(), torch.randn(1, 3, 8, 8)
+    answer = model(image)
+    put_channels_last(model, image)
+    for layer in (model.one, model.two):
+        assert layer.weight.is_contiguous(memory_format=torch.channels_last) is moves
+    torch.testing.assert_close(model(image), answer)
+    assert model.training
+
+
 # ---------------------------------------------------------------- a teacher of one's own
 
 
@@ -282,13 +304,14 @@ def test_widths_may_lie_elsewhere_when_a_run_goes_on_but_not_differ(warm, tmp_pa
     settings = {"schedule__cycles": 2, **FIXED, "prune__scorer": "l1"}
     plan = warm / "plan.json"
     moved, other = tmp_path / "moved.json", tmp_path / "other.json"
-    moved.write_bytes(plan.read_bytes())
     tree = json.loads(plan.read_text())
+    moved.write_text(json.dumps({**tree, "groups": dict(reversed(tree["groups"].items()))}))
     name, group = next((name, group) for name, group in tree["groups"].items() if len(group["keep"]) > 1)
     other.write_text(json.dumps({**tree, "groups": {**tree["groups"], name: {**group, "keep": group["keep"][1:]}}}))
     stopped(short(target__widths=str(plan), **settings), tmp_path / "run", epochs=3)
     start = read_record(tmp_path / "run" / "record.jsonl")[0]
-    assert start["recipe"]["target"]["widths"] == " ".join(str(len(kept["keep"])) for kept in tree["groups"].values())
+    sizes = sorted((name, len(kept["keep"])) for name, kept in tree["groups"].items())
+    assert start["recipe"]["target"]["widths"] == ", ".join(f"{name}: {kept}" for name, kept in sizes)
     with pytest.raises(ArtifactError, match=re.escape("target.widths")):
         run(short(target__widths=str(other), **settings), tmp_path / "run", device="cpu", resume=True)
     with pytest.raises(ArtifactError, match="nowhere"):

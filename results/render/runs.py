@@ -30,11 +30,11 @@ def experiments(folder: Path) -> dict[str, list[Facts]]:
 
 
 def given(run: Facts, section: str, key: str) -> str | None:
-    """A file that a run was given. Newer recipes in records do not name files: then the command does."""
-    if value := mapping(run.recipe.get(section)).get(key):
-        return str(value)
+    """A file that a run was given, by its command; recipes in records name files in old ones only."""
     words = shlex.split(text(run.start.get("command")))
-    return next((word.partition("=")[2] for word in words if word.startswith(f"{section}.{key}=")), None)
+    named = next((word.partition("=")[2] for word in words if word.startswith(f"{section}.{key}=")), None)
+    recorded = mapping(run.recipe.get(section)).get(key)
+    return named or (str(recorded) if recorded else None)
 
 
 def epochs_behind(run: Facts, folder: Path) -> str:

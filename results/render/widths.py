@@ -54,15 +54,15 @@ def _agreement(name: str, runs: list[Facts]) -> str:
     layers = [layer for layer in runs[0].kept if INNER.fullmatch(layer)]
     others = [layer for layer in layers if _place(layer)[1] > 0]
     return (
-        f"Between the seeds of {name} the shares that inner layers keep correlate by {_correlations(runs, layers)}"
-        f" (Pearson's); without the stages' first blocks {_correlations(runs, others)}."
+        f"Pearson's correlation of the shares that inner layers keep, between the seeds of {name}:"
+        f" {_correlations(runs, layers)}; without the stages' first blocks {_correlations(runs, others)}."
     )
 
 
 def _correlations(runs: list[Facts], layers: list[str]) -> str:
     shares = [[run.kept[layer][0] / run.kept[layer][1] for layer in layers] for run in runs]
     if any(len(set(one)) == 1 for one in shares):
-        return "not at all: in one of them they are all alike"
+        return "that has no meaning, as in one of them they are all alike"
     pairs = sorted(correlation(one, other) for one, other in combinations(shares, 2))
     return " to ".join(f"{pair:.2f}" for pair in dict.fromkeys((pairs[0], pairs[-1])))
 

@@ -22,6 +22,7 @@ from paam.select import MODIFIERS, Target, check_reachable
 from paam.train.device import find_device, on_device
 from paam.train.engine import Engine
 from paam.train.evaluation import accuracy
+from paam.train.setup import teacher_state
 
 
 class Loader(Protocol):
@@ -114,8 +115,8 @@ def prune(
         raise DataError("The training loader yields no batch.")
     torch.manual_seed(seed)
     options = dataclasses.asdict(recipe.prune)
-    own = on_device(copy.deepcopy(model), device)
     image = first[0][:1].to(device)
+    own = on_device(copy.deepcopy(model), image, device)
     pruner = Pruner(own, image, score_lr=recipe.score_lr, inplace=True, **options)
     check_reachable(pruner.network, recipe.target)
     _check_labels(own, image, first[1])
@@ -126,6 +127,7 @@ def prune(
         on_event(event)
 
     engine = Engine(pruner, recipe, _LoaderBatches(train, device), seed=seed, emit=emit)
+    engine.networks.teacher_state = teacher_state(recipe, pruner)
     evaluate = None if val is None else lambda network, phase: accuracy(network, _moved(val, device))
     for epoch in range(recipe.schedule.total):
         engine.run_epoch(epoch, evaluate)

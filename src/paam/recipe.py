@@ -88,8 +88,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **{f"{phase}.momentum": (0, 1) for phase in ("warmup", "score", "weight", "finetune")},
     **{f"{phase}.weight_decay": (0, 1e6) for phase in ("warmup", "score", "weight", "finetune")},
     **{f"{phase}.ramp": (0, 1_000_000) for phase in ("warmup", "score", "weight", "finetune")},
-    **{f"{phase}.average": (0, 0.999999) for phase in ("warmup", "finetune")},
-    **{f"{phase}.average": (0, 0) for phase in ("score", "weight")},  # the alternation goes on from what it trained
+    **{f"{phase}.average": (0, 0.999999) for phase in ("warmup", "score", "weight", "finetune")},
 }
 
 
@@ -174,6 +173,10 @@ def recipe_from_tree(tree: Mapping[str, Any]) -> Recipe:
         settings: OptimizerSettings = getattr(recipe, phase)
         if settings.nesterov and not settings.momentum:
             raise RecipeError(f"{phase}.nesterov needs a {phase}.momentum above 0.")
+        if settings.average and phase in ("score", "weight"):
+            raise RecipeError(
+                f"{phase}.average must be 0: phases that alternate go on from what they trained, not from its mean."
+            )
     if recipe.prune.scorer in FIXED and recipe.schedule.score:
         raise RecipeError(f"The scorer '{recipe.prune.scorer}' learns nothing: set schedule.score to 0.")
     if recipe.prune.scorer not in FIXED and not recipe.schedule.score:

@@ -15,19 +15,20 @@ from paam.train.packing import Packed, copy_by_name, pack
 class Average:
     """The mean of parameters and of a network's statistics, in which those of so many steps ago count decay ** steps.
 
-    It begins at what they are when it is made. Its memory stays where it is, so that a step that updates it can be
-    captured.
+    It begins at what they are when it is made, and is in float32 at least: a thousandth of a step is nothing to
+    bfloat16. Its memory stays where it is, so that a step that updates it can be captured.
     """
 
     def __init__(self, flat: FlatParameters, model: nn.Module, decay: float) -> None:
         self.flat, self.decay = flat, decay
         self._buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
         self._trained = [*(block.data for block in flat.blocks), *self._buffers.values()]
-        self._mean = [value.clone() for value in self._trained]
+        self._mean = [value.to(torch.promote_types(value.dtype, torch.float32), copy=True) for value in self._trained]
 
     @torch.no_grad()
     def update(self) -> None:
-        torch._foreach_lerp_(self._mean, self._trained, 1 - self.decay)
+        now = [value.to(mean.dtype) for value, mean in zip(self._trained, self._mean, strict=True)]
+        torch._foreach_lerp_(self._mean, now, 1 - self.decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

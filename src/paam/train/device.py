@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paam.errors import DeviceError
+from paam.graph.modes import evaluating
 
 
 def usual_device(name: str) -> str:
@@ -42,14 +43,29 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].rstrip(".")
 
 
-def on_device(model: nn.Module, device: str) -> nn.Module:
-    """The network where it trains; on a GPU with channels last in memory, as its convolutions are fastest."""
+def on_device(model: nn.Module, image: Tensor, device: str) -> nn.Module:
+    """The network where it trains; on a GPU with channels last in memory, where it runs so. ``image``: [1, C, H, W]."""
     model = model.to(device)
     if device.startswith("cuda"):
-        for parameter in model.parameters():  # not by Module.to(), which fails where there are 3-D convolutions too
-            if parameter.dim() == 4:
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        put_channels_last(model, image.to(device))
     return model
+
+
+def put_channels_last(model: nn.Module, image: Tensor) -> None:
+    """Order convolutions' weights in memory as a GPU's kernels are fastest; not where a network then cannot run.
+
+    Feature maps follow the weights, and some networks take them for granted: view() does not flatten the other order.
+    """
+    weights = [parameter for parameter in model.parameters() if parameter.dim() == 4]  # 3-D convolutions have five
+    before = [weight.data for weight in weights]
+    for weight in weights:
+        weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+    try:
+        with evaluating(model), torch.no_grad():
+            model(image)
+    except RuntimeError:
+        for weight, plain in zip(weights, before, strict=True):
+            weight.data = plain
 
 
 @contextmanager

@@ -181,8 +181,8 @@ def portable(recipe: Recipe) -> dict[str, Any]:
     del tree["data"]["directory"], tree["data"]["workers"], tree["model"]["weights"]
     tree["distill"]["teacher"] = None if recipe.distill.teacher is None else "of one's own"
     if recipe.target.widths is not None:
-        kept = Plan.read(Path(recipe.target.widths)).counts.values()
-        tree["target"]["widths"] = " ".join(str(filters) for filters, _ in kept)
+        counts = Plan.read(Path(recipe.target.widths)).counts
+        tree["target"]["widths"] = ", ".join(f"{name}: {kept}" for name, (kept, _) in sorted(counts.items()))
     return tree
 
 

@@ -57,7 +57,7 @@ def build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str, *, fresh
     model = build_model(recipe.model.name, num_classes=len(data.classes), in_channels=channels)
     if fresh and recipe.model.weights is not None:
         load_weights(model, Path(recipe.model.weights), "model.weights")
-    model = on_device(model, device)
+    model = on_device(model, example(data, "cpu", 1), device)
     if device.startswith("cuda"):
         torch.backends.cudnn.benchmark = True
     pruner = Pruner(model, example(data, device, 1), score_lr=recipe.score_lr, inplace=True, **asdict(recipe.prune))
