@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests"))
 from browser import browser  # noqa: E402 - the tests' own way to a browser
 
-FINISHED = ("strong/medium-seed1", "strong/medium-seed[02]", "strong/[!m]*", "paper/*", "short/*")
+FINISHED = ("strong/medium-seed1", "strong/medium-seed[02]", "strong/[!m]*", "paper/*")
 RECORDS = [path for name in FINISHED for path in sorted(ROOT.glob(f"results/{name}/record.jsonl"))]
 PICTURES = {"layers": ("#run-1 .budget", 1100), "plane": ("#plane", 860)}
 """Name -> which element of the page, in a window of which width."""

@@ -440,6 +440,9 @@ def test_labels_in_the_plane_cover_neither_each_other_nor_a_point():
         for other in marks:
             if other is not marks[place]:
                 assert not left < other.left < right or abs(top - other.top) >= LINE - 0.01
+    assert max(abs(mark.shift) for mark in marks) < 3 * LINE  # each still beside its own point
+    alone, near = _clear([Mark(50, 50, "ours", "", "", "alone"), Mark(55, 50, "ours", "", "", "near")])
+    assert (alone.before, alone.shift, near.before, near.shift) == (True, 0.0, False, 0.0)
 
 
 def test_seeds_share_a_label_in_the_plane_at_the_best_of_them():

@@ -224,29 +224,33 @@ def plane(found: Sequence[Family]) -> Plot | None:
 
 
 def _clear(marks: list[Mark]) -> list[Mark]:
-    """Labels on the side that has room, moved down where they would cover another or a point, and up from the axis."""
-    placed: list[tuple[float, float, float]] = []  # left, right, top of a label
-    ordered = sorted(marks, key=lambda m: (m.top, m.left))
-    sides = []
-    for mark in ordered:
+    """Labels as near to their points as they cover no other and no point: right or left of it, up or down."""
+    points = {id(mark): (mark.left - POINT, mark.left + POINT, mark.top) for mark in marks}
+    steps = [LINE / 4 * number for number in range(round(4 * 100 / LINE))]
+    # To the left is as good as a quarter of a line up or down.
+    tries = sorted(
+        ((shift, before) for step in steps for shift in {step, -step} for before in (False, True)),
+        key=lambda place: (abs(place[0]) + place[1] * LINE / 4, place[1], -place[0]),
+    )
+    taken: list[tuple[float, float, float]] = []  # left, right, top of a label
+    cleared = []
+    for mark in sorted(marks, key=lambda mark: (mark.top, mark.left)):
+        if not mark.label and not mark.name:
+            cleared.append(mark)
+            continue
         length = LETTER * len(f"{mark.label} {mark.name}") + 2
-        before = mark.left + length > 100
-        left, right = (mark.left - length, mark.left - GAP) if before else (mark.left + GAP, mark.left + length)
-        top = mark.top
-        points = [(other.left - POINT, other.left + POINT, other.top) for other in ordered if other is not mark]
-        for other_left, other_right, taken in sorted([*placed, *points], key=lambda p: p[2]):
-            if left < other_right and other_left < right and abs(taken - top) < LINE:
-                top = taken + LINE
-        placed.append((left, right, top))
-        sides.append(before)
-    settled: dict[int, tuple[float, float, float]] = {}
-    for place in sorted(range(len(placed)), key=lambda place: -placed[place][2]):  # the lowest first
-        left, right, top = placed[place]
-        below = [
-            taken for other_left, other_right, taken in settled.values() if left < other_right and other_left < right
-        ]
-        settled[place] = (left, right, min([top, 100 - LINE, *(taken - LINE for taken in below)]))
-    return [
-        replace(mark, before=sides[place], shift=round(settled[place][2] - mark.top, 2))
-        for place, mark in enumerate(ordered)
-    ]
+        others = [*taken, *(box for key, box in points.items() if key != id(mark))]
+        for shift, before in tries:
+            left, right = (mark.left - length, mark.left - GAP) if before else (mark.left + GAP, mark.left + length)
+            top = mark.top + shift
+            if left >= 0 and right <= 100 and 0 <= top <= 100 - LINE and not _covers(left, right, top, others):
+                break
+        else:
+            left, right, top, shift, before = mark.left + GAP, mark.left + length, mark.top, 0.0, False
+        taken.append((left, right, top))
+        cleared.append(replace(mark, before=before, shift=round(shift, 2)))
+    return cleared
+
+
+def _covers(left: float, right: float, top: float, others: Sequence[tuple[float, float, float]]) -> bool:
+    return any(left < end and start < right and abs(top - place) < LINE for start, end, place in others)
