@@ -21,13 +21,15 @@ from render.runs import epochs_behind, experiments, given, runs
 STRONG = {
     "medium": "our recipe, medium ratio",
     "high": "our recipe, high ratio",
+    "high-l1": "control at the high ratio: uniform widths, filters by l1 norm",
     "l1": "control: uniform widths, filters by l1 norm",
     "scratch": "control: uniform widths, from random weights",
     "free": "control: one free logit per filter",
+    "independent": "our recipe, every block with channels of its own on the streams",
     "widths": "control: the widths our recipe found, filters at random",
     "dense": "control: nothing removed, the dense network trained on for as long",
 }
-"""Names under results/strong in the order of the table. The controls are at the medium ratio."""
+"""Names under results/strong in the order of the table. Controls are at the medium ratio where they do not say so."""
 
 PAPER_ABLATIONS = {  # accuracy, parameters removed, FLOPs removed: arXiv 2210.11114, ResNet-56, Vanilla
     "theta-0.2": "94.30 %, 46.0 %, 36.7 %",

@@ -25,7 +25,9 @@ second=$!
 prune $recipe-medium scratch --set schedule.warmup=0 --set schedule.finetune=380 --set distill.teacher="$dense" $even --set prune.scorer=random &
 third=$!
 prune $recipe-medium l1 $began $even --set prune.scorer=l1
+prune $recipe-high high-l1 $began $even --set prune.scorer=l1
 prune $recipe-medium free $began --set prune.scorer=free
+prune $recipe-medium independent $began --set prune.streams=independent
 prune $recipe-medium dense $began --keep-macs 1 --keep-params 1 --set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=20 \
   --set prune.scorer=random
 for run in $first $second $third; do wait "$run"; done
