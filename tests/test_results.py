@@ -168,8 +168,8 @@ def test_discovered_widths_by_hand(tmp_path):
     write(tmp_path / "free-seed0", events())  # no residual network
     table, _, below = discovered(tmp_path, ("medium", "high", "free")).partition("\n\n")
     assert rows(table) == {
-        "medium-seed0": ["4 of 4, 7 of 8", "4 of 4, 4 of 8", "50 %, 25 %", "1 of 4 inner layers (25 %)"],
-        "medium-seed1": ["3 of 4, 8 of 8", "2 of 4, 8 of 8", "25 %, 25 %", "2 of 4 inner layers (25 %)"],
+        "medium-seed0": ["4 of 4, 7 of 8", "4 of 4, 4 of 8", "50 %, 25 %", "25 % in 1 of 4 inner layers"],
+        "medium-seed1": ["3 of 4, 8 of 8", "2 of 4, 8 of 8", "25 %, 25 %", "25 % in 2 of 4 inner layers"],
     }
     # In quarters: 4, 2, 2, 1 and 2, 1, 4, 1. From their means 2.25 and 2 by (1.75, -0.25, -0.25, -1.25) and
     # (0, -1, 2, -1): products add up to 1, squares to 4.75 and 6. Without the first blocks the second has 1 and 1.

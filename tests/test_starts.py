@@ -14,6 +14,7 @@ from torch import Tensor
 import paam.train.device
 from paam.data import load_data
 from paam.errors import ArtifactError, DeviceError, RecipeError, StoppedError
+from paam.recipe import load_recipe
 from paam.record import of_kind, read_record
 from paam.report.html import write_report
 from paam.train.batches import EvaluationBatches, Normalization
@@ -297,7 +298,8 @@ def test_a_resumed_run_has_its_teacher_in_the_checkpoint(warm, tmp_path):
     resumed = run(elsewhere, tmp_path / "cut", device="cpu", resume=True)
     losses = [[event["loss"] for event in of_kind(events, "epoch")] for events in (whole, resumed)]
     assert losses[0] == losses[1]
-    assert of_kind(resumed, "changed") == []
+    moves = {"environment.distill.teacher": [str(file), "elsewhere.safetensors"]}
+    assert [event["changes"] for event in of_kind(resumed, "changed")] == [moves]
 
 
 def test_widths_may_lie_elsewhere_when_a_run_goes_on_but_not_differ(warm, tmp_path):
@@ -310,13 +312,18 @@ def test_widths_may_lie_elsewhere_when_a_run_goes_on_but_not_differ(warm, tmp_pa
     other.write_text(json.dumps({**tree, "groups": {**tree["groups"], name: {**group, "keep": group["keep"][1:]}}}))
     stopped(short(target__widths=str(plan), **settings), tmp_path / "run", epochs=3)
     start = read_record(tmp_path / "run" / "record.jsonl")[0]
-    sizes = sorted((name, len(kept["keep"])) for name, kept in tree["groups"].items())
-    assert start["recipe"]["target"]["widths"] == ", ".join(f"{name}: {kept}" for name, kept in sizes)
+    kept = sum(len(group["keep"]) for group in tree["groups"].values())
+    width = sum(group["width"] for group in tree["groups"].values())
+    assert start["recipe"]["target"]["widths"].startswith(f"{kept} of {width} filters (")
     with pytest.raises(ArtifactError, match=re.escape("target.widths")):
         run(short(target__widths=str(other), **settings), tmp_path / "run", device="cpu", resume=True)
     with pytest.raises(ArtifactError, match="nowhere"):
         run(short(target__widths=str(tmp_path / "nowhere"), **settings), tmp_path / "run", device="cpu", resume=True)
-    end = run(short(target__widths=str(moved), **settings), tmp_path / "run", device="cpu", resume=True)[-1]
+    *_, end = events = run(short(target__widths=str(moved), **settings), tmp_path / "run", device="cpu", resume=True)
+    assert [event["changes"] for event in of_kind(events, "changed")] == [
+        {"environment.target.widths": [str(plan), str(moved)]}
+    ]
+    assert load_recipe(str(tmp_path / "run" / "recipe.toml")).target.widths == str(moved)
     assert {name: kept for name, (kept, _) in end["kept_filters"].items()} == {
         name: len(kept["keep"]) for name, kept in tree["groups"].items()
     }

@@ -40,7 +40,7 @@ def strong(results: Path) -> str:
         return ""
     where = tables.losses(folder, tables.STRONG)
     lost = f"### Where accuracy is lost\n\nAccuracy at the end of each stage ({tables.measured_on(runs(folder))}).\n\n"
-    controls = " and its controls at the medium ratio" if "control: " in table else ""
+    controls = " and its controls" if "control: " in table else ""
     return (
         "## ResNet-56 on CIFAR-10, our recipe\n\n"
         f"`cifar10-resnet56-strong`{controls}, on {_hardware(folder)}; each record has its own command. {SPREAD}\n\n"
@@ -65,7 +65,7 @@ def levers(results: Path) -> str:
 def _looks(results: Path, folder: str, heading: str, epochs: int) -> str:
     table = tables.looks(results / folder)
     text = (
-        f"From a dense network trained for 60 epochs without a held-out tenth of the training set, {epochs} epochs"
+        f"From a dense network trained for 60 epochs on all but a held-out tenth of the training set, {epochs} epochs"
         f" each, one setting changed at a time (`results/{folder}/run.sh`); accuracy on that tenth."
     )
     return f"{heading}{text}\n\n{table}\n" if table else ""

@@ -43,7 +43,7 @@ def _row(kept: Kept) -> list[str]:
         _counts(streams),
         _counts(firsts),
         ", ".join(f"{100 * fmean(shares):.0f} %" for _, shares in sorted(others.items())),
-        f"{narrow} of {len(inner)} inner layers ({100 * least:.0f} %)",
+        f"{100 * least:.0f} % in {narrow} of {len(inner)} inner layers",
     ]
 
 

@@ -177,6 +177,8 @@ def recipe_from_tree(tree: Mapping[str, Any]) -> Recipe:
             raise RecipeError(
                 f"{phase}.average must be 0: phases that alternate go on from what they trained, not from its mean."
             )
+    if recipe.distill.teacher is not None and not recipe.distill.weight:
+        raise RecipeError("distill.teacher teaches nothing while distill.weight is 0; set it to 0.7, for example.")
     if recipe.prune.scorer in FIXED and recipe.schedule.score:
         raise RecipeError(f"The scorer '{recipe.prune.scorer}' learns nothing: set schedule.score to 0.")
     if recipe.prune.scorer not in FIXED and not recipe.schedule.score:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import time
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from paam.artifacts import PLAN_FILE, WEIGHTS_FILE
-from paam.errors import ArtifactError
+from paam.errors import ArtifactError, PaamError
 from paam.exporting import EXPORTS
 from paam.files import check_name, temporary_name, write_atomically
 from paam.plan import Plan
 from paam.progress import PROGRESS_FILE
-from paam.recipe import Recipe, recipe_to_toml
+from paam.recipe import Recipe, load_recipe, recipe_to_toml
 from paam.record import LOCK_FILE, RECORD_FILE, Event, of_kind, read_record
 from paam.settings import OptimizerSettings
 from paam.train.checkpoint import checkpoints
@@ -34,6 +36,8 @@ REPORT_FILE = "report.html"
 WRITTEN = (RECORD_FILE, RECIPE_FILE, DENSE_FILE, PLAN_FILE, WEIGHTS_FILE, REPORT_FILE, PROGRESS_FILE)
 OWN_FILES = {*WRITTEN, *EXPORTS.values(), CHECKPOINTS, TENSORBOARD, LOCK_FILE}
 
+FILES = ("data.directory", "model.weights", "distill.teacher", "target.widths")
+"""Keys of a recipe that name files; those may lie elsewhere when a run goes on."""
 ENVIRONMENT = "environment."
 Changes = dict[str, list[Any]]
 """Key of the recipe, or "environment." and what a run depends on -> [before, now]."""
@@ -175,15 +179,27 @@ def write_recipe(out: Path, recipe: Recipe) -> None:
 def portable(recipe: Recipe) -> dict[str, Any]:
     """The recipe as plain data, without where files lie: a begun run has what was in them, or finds them elsewhere.
 
-    Of widths it has how many filters each group keeps; of a teacher of one's own, that there is one.
+    Of weights and a teacher of one's own it has that there are some; of widths, a name for what they say.
     """
     tree: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
-    del tree["data"]["directory"], tree["data"]["workers"], tree["model"]["weights"]
+    del tree["data"]["directory"], tree["data"]["workers"]
+    tree["model"]["weights"] = None if recipe.model.weights is None else "of one's own"
     tree["distill"]["teacher"] = None if recipe.distill.teacher is None else "of one's own"
     if recipe.target.widths is not None:
-        counts = Plan.read(Path(recipe.target.widths)).counts
-        tree["target"]["widths"] = ", ".join(f"{name}: {kept}" for name, (kept, _) in sorted(counts.items()))
+        plan = Plan.read(Path(recipe.target.widths))
+        digest = hashlib.sha256(json.dumps(plan.counts, sort_keys=True).encode()).hexdigest()[:12]
+        tree["target"]["widths"] = f"{plan.kept_filters} of {plan.all_filters} filters ({digest})"
     return tree
+
+
+def find_moved_files(out: Path, recipe: Recipe) -> Changes:
+    """Files that a run was given and now finds elsewhere, by the recipe that lies in its directory."""
+    try:
+        before = load_recipe(str(out / RECIPE_FILE))
+    except PaamError:  # somebody's own edit of it is nothing that a run depends on
+        return {}
+    paths = {key: [attrgetter(key)(one) for one in (before, recipe)] for key in FILES}
+    return {f"{ENVIRONMENT}{key}": pair for key, pair in paths.items() if pair[0] != pair[1]}
 
 
 def find_changes(out: Path, events: list[Event], recipe: Recipe, seed: int) -> Changes:
@@ -207,8 +223,8 @@ def find_changes(out: Path, events: list[Event], recipe: Recipe, seed: int) -> C
     if refused:
         raise ArtifactError(
             f"The run in {out} was started with another recipe or seed ({', '.join(refused)}); repeat its command and"
-            " add --resume, or give another --out. Only the optimisers' settings, prune.penalty and [train] may change"
-            " on the way."
+            " add --resume, or give another --out. Only the optimisers' settings, prune.penalty, [train] and where"
+            " files lie may change on the way."
         )
     if changes and of_kind(events, "end"):
         raise ArtifactError(f"The run in {out} is finished; {', '.join(changes)} cannot change any more.")

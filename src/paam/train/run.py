@@ -27,6 +27,7 @@ from paam.train.directory import (
     check_directory,
     clear,
     find_changes,
+    find_moved_files,
     find_moves,
     tidy,
     write_recipe,
@@ -154,7 +155,7 @@ def _run(
         kept = writer.go_on_behind(events)
         progress.clock.epoch = first
         _tell_again(kept, watch, epoch=first, step=step, passed_over=passed_over)
-        changes = find_changes(out, kept, recipe, seed)
+        changes = find_changes(out, kept, recipe, seed) | find_moved_files(out, recipe)
         if changes:
             write_recipe(out, recipe)
         if changes := changes | find_moves(kept, {**environment(device), "device": device}):

@@ -39,7 +39,7 @@ def load_run_data(recipe: Recipe, seed: int) -> Dataset:
 
 def teacher_state(recipe: Recipe, pruner: Pruner) -> dict[str, Tensor] | None:
     """Weights of the teacher that the recipe names; None where it is the dense network after warm-up, or none."""
-    if recipe.distill.teacher is None or not recipe.distill.weight:
+    if recipe.distill.teacher is None:
         return None
     teacher = copy.deepcopy(pruner.network.traced.model)
     load_weights(teacher, Path(recipe.distill.teacher), "distill.teacher")
