@@ -224,33 +224,50 @@ def plane(found: Sequence[Family]) -> Plot | None:
 
 
 def _clear(marks: list[Mark]) -> list[Mark]:
-    """Labels as near to their points as they cover no other and no point: right or left of it, up or down."""
-    points = {id(mark): (mark.left - POINT, mark.left + POINT, mark.top) for mark in marks}
+    """Labels as near to their points as they cover no other and no point: right or left of it, up or down.
+
+    Of points that lie close together the higher one has the higher label.
+    """
     steps = [LINE / 4 * number for number in range(round(4 * 100 / LINE))]
     # To the left is as good as a quarter of a line up or down.
     tries = sorted(
         ((shift, before) for step in steps for shift in {step, -step} for before in (False, True)),
         key=lambda place: (abs(place[0]) + place[1] * LINE / 4, place[1], -place[0]),
     )
-    taken: list[tuple[float, float, float]] = []  # left, right, top of a label
-    cleared = []
-    for mark in sorted(marks, key=lambda mark: (mark.top, mark.left)):
-        if not mark.label and not mark.name:
-            cleared.append(mark)
-            continue
-        length = LETTER * len(f"{mark.label} {mark.name}") + 2
-        others = [*taken, *(box for key, box in points.items() if key != id(mark))]
-        for shift, before in tries:
-            left, right = (mark.left - length, mark.left - GAP) if before else (mark.left + GAP, mark.left + length)
-            top = mark.top + shift
-            if left >= 0 and right <= 100 and 0 <= top <= 100 - LINE and not _covers(left, right, top, others):
-                break
-        else:
-            left, right, top, shift, before = mark.left + GAP, mark.left + length, mark.top, 0.0, False
-        taken.append((left, right, top))
-        cleared.append(replace(mark, before=before, shift=round(shift, 2)))
-    return cleared
+    ordered = sorted(marks, key=lambda mark: (mark.top, mark.left))
+    for number, mark in enumerate(ordered):
+        if mark.label or mark.name:
+            places = (replace(mark, before=before, shift=round(shift, 2)) for shift, before in tries)
+            others = [*ordered[:number], *(replace(other, label="", name="") for other in ordered[number + 1 :])]
+            ordered[number] = next((place for place in places if _is_free(place, others)), mark)
+    for low in range(len(ordered)):
+        for high in range(low):
+            one, other = ordered[high], ordered[low]
+            if (
+                one.top + one.shift > other.top + other.shift
+                and (one.label or one.name)
+                and (other.label or other.name)
+            ):
+                up = replace(one, before=other.before, shift=round(other.top + other.shift - one.top, 2))
+                down = replace(other, before=one.before, shift=round(one.top + one.shift - other.top, 2))
+                rest = [mark for number, mark in enumerate(ordered) if number not in (low, high)]
+                if _is_free(up, [*rest, down]) and _is_free(down, [*rest, up]):
+                    ordered[high], ordered[low] = up, down
+    return ordered
 
 
-def _covers(left: float, right: float, top: float, others: Sequence[tuple[float, float, float]]) -> bool:
-    return any(left < end and start < right and abs(top - place) < LINE for start, end, place in others)
+def _is_free(mark: Mark, others: Sequence[Mark]) -> bool:
+    """Whether a mark's label lies inside of the plane and on no other's point or label."""
+    left, right, top = _box(mark)
+    if left < 0 or right > 100 or not 0 <= top <= 100 - LINE:
+        return False
+    taken = [(other.left - POINT, other.left + POINT, other.top) for other in others]
+    taken += [_box(other) for other in others if other.label or other.name]
+    return not any(left < end and start < right and abs(top - place) < LINE for start, end, place in taken)
+
+
+def _box(mark: Mark) -> tuple[float, float, float]:
+    """Left, right and middle of a label."""
+    length = LETTER * len(f"{mark.label} {mark.name}") + 2
+    left, right = (mark.left - length, mark.left - GAP) if mark.before else (mark.left + GAP, mark.left + length)
+    return left, right, mark.top + mark.shift
