@@ -8,6 +8,12 @@ prune_into() {
 }
 export -f prune_into
 
+# dense_without_a_tenth DATA OUT: 60 epochs of a dense ResNet-56 that has not seen the held-out tenth, to begin with.
+dense_without_a_tenth() {
+  prune_into "$2/dense" cifar10-resnet56-strong --data "$1" --set data.holdout=0.1 --set schedule.warmup=60 \
+    --set schedule.cycles=1 --set schedule.score=1 --set schedule.weight=1 --set schedule.finetune=1
+}
+
 # queue BASE DATA OUT WEIGHTS reads lines "NAME SETTINGS ..." and prunes by the recipe BASE with each of them, from those weights, five
 # runs at a time.
 queue() {

@@ -6,8 +6,7 @@ data=$1 out=$2
 mkdir -p "$out"
 base=$(dirname "$0")/base.toml
 source "$(dirname "$0")/../queue.sh"
-prune_into "$out/dense" cifar10-resnet56-strong --data "$data" --set data.holdout=0.1 --set schedule.warmup=60 \
-  --set schedule.cycles=1 --set schedule.score=1 --set schedule.weight=1 --set schedule.finetune=1
+dense_without_a_tenth "$data" "$out"
 medium="--keep-macs 0.507 --keep-params 0.477"
 even="--set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=12 --set target.uniform=true --set target.floor=0.0"
 queue "$base" "$data" "$out" "$out/dense/dense.safetensors" <<RUNS
