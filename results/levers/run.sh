@@ -11,14 +11,10 @@ queue "$base" "$data" "$out" "$out/dense/dense.safetensors" <<RUNS
 as-it-is
 no-teacher --set distill.weight=0
 no-cutout --set data.cutout=0
-cutout-8 --set data.cutout=8
 mixup --set data.mixup=0.2
 trivial --set data.trivial=true
 average-0.999 --set finetune.average=0.999
 cycles-6 --set schedule.cycles=6 --set schedule.score=1 --set schedule.weight=1
-no-nesterov --set finetune.nesterov=false --set weight.nesterov=false
-rate-0.05 --set finetune.lr=0.05
+decay-2e-4 --set finetune.weight_decay=2e-4
 floor-0.125 --set target.floor=0.125
-floor-0.125-area --set target.floor=0.125 --set prune.balance=area
-floor-0.125-side --set target.floor=0.125 --set prune.balance=side
 RUNS

@@ -25,7 +25,6 @@ STRONG = {
     "l1": "control: uniform widths, filters by l1 norm",
     "scratch": "control: uniform widths, from random weights",
     "free": "control: one free logit per filter",
-    "independent": "our recipe, every block with channels of its own on the streams",
     "widths": "control: the widths our recipe found, filters at random",
     "dense": "control: nothing removed, the dense network trained on for as long",
 }

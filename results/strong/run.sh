@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # The strong recipe at both ratios and its controls, for one seed: run.sh DATA OUT SEED
-# A dense network is trained once; every other run begins with it, or is taught by it, and has as many epochs behind it.
+# Each ratio trains its dense network; its controls begin with it, or are taught by it, and have as many epochs behind them.
 # Four runs at a time: on one GPU that wants NVIDIA's MPS.
 set -euo pipefail
 data=$1 out=$2 seed=$3
 mkdir -p "$out"
 recipe=cifar10-resnet56-strong
 dense=$out/medium-seed$seed/dense.safetensors
-began="--set model.weights=$dense --set schedule.warmup=0"
+began="--set schedule.warmup=0 --set model.weights=$dense"
 even="--set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=20 --set target.uniform=true --set target.floor=0.0"
 source "$(dirname "$0")/../queue.sh"
 prune() {
@@ -20,16 +20,16 @@ while [ ! -f "$dense" ]; do
   kill -0 $first || exit 1
   sleep 2
 done
-prune $recipe-high high $began &
+prune $recipe-high high &
 second=$!
 prune $recipe-medium scratch --set schedule.warmup=0 --set schedule.finetune=380 --set distill.teacher="$dense" $even --set prune.scorer=random &
 third=$!
 prune $recipe-medium l1 $began $even --set prune.scorer=l1
-prune $recipe-high high-l1 $began $even --set prune.scorer=l1
 prune $recipe-medium free $began --set prune.scorer=free
-prune $recipe-medium independent $began --set prune.streams=independent
 prune $recipe-medium dense $began --keep-macs 1 --keep-params 1 --set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=20 \
   --set prune.scorer=random
 for run in $first $second $third; do wait "$run"; done
 prune $recipe-medium widths $began --set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=20 \
   --set prune.scorer=random --set target.widths="$out/medium-seed$seed/plan.json"
+prune $recipe-high high-l1 $even --set prune.scorer=l1 --set schedule.warmup=0 \
+  --set model.weights="$out/high-seed$seed/dense.safetensors"
