@@ -21,6 +21,7 @@ from render.runs import epochs_behind, experiments, given, runs
 STRONG = {
     "medium": "our recipe, medium ratio",
     "high": "our recipe, high ratio",
+    "high-400": "our recipe, high ratio, 40 epochs fewer",
     "high-l1": "control at the high ratio: uniform widths, filters by l1 norm",
     "l1": "control: uniform widths, filters by l1 norm",
     "scratch": "control: uniform widths, from random weights",
