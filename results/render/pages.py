@@ -75,7 +75,7 @@ def ramps(results: Path) -> str:
     table = tables.warmups(results / "ramps")
     text = (
         "Dense networks after 15 epochs with and without a ramp of the rate, on a held-out tenth of the training set"
-        " (`results/ramps/run.sh`). Batch-norm scales that vanished are listed where they are more than 5 % of all."
+        " (`results/ramps/run.sh`)."
     )
     return f"{text}\n\n{table}\n" if table else ""
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
 
-from paam.record import RECORD_FILE, of_kind, read_record
 from paam.report.comparison import PUBLISHED, spread
 from paam.report.facts import Epoch, Facts, Outcome
 from paam.report.figures import PHASES, monitor
@@ -106,20 +105,13 @@ def looks(folder: Path, *, cuts_of_fixed: bool = True) -> str:
 
 
 def warmups(folder: Path) -> str:
-    """Dense networks at the end of warm-up, mean over seeds, and batch-norm scales that had vanished by then."""
+    """Dense networks at the end of warm-up, mean over seeds."""
     rows = []
     for name, seeds in experiments(folder).items():
         dense = [_stage_accuracies(run)[0] for run in seeds]
         numbers = ", ".join(str(run.start.get("seed")) for run in seeds)
-        lost = ", ".join(line for run in seeds for line in _vanished(folder / run.name / RECORD_FILE))
-        rows.append([name, spread(dense, lambda mean: f"{mean:.2f} %").shown, numbers, lost or "few"])
-    return table(["", "held-out accuracy", "seeds", "vanished scales"], rows)
-
-
-def _vanished(record: Path) -> list[str]:
-    events = read_record(record)
-    seed = events[0]["seed"]
-    return [f"{event['scales']} of {event['of']} with seed {seed}" for event in of_kind(events, "vanished")]
+        rows.append([name, spread(dense, lambda mean: f"{mean:.2f} %").shown, numbers])
+    return table(["", "held-out accuracy", "seeds"], rows)
 
 
 BASE = "activation-leaky-exponential"

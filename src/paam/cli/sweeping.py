@@ -57,7 +57,7 @@ def sweep(
     out: Annotated[Path, typer.Option(help="Folder for the run directories.")] = Path("runs/sweep"),
     device: Device = "auto",
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at once.  [dim]default: 4 on a GPU, 1 on a CPU[/]")
+        int | None, typer.Option(min=1, help="Runs at once.  [dim]default: 3 on a GPU, 1 on a CPU[/]")
     ] = None,
 ) -> None:
     """Run recipes with several seeds or settings, a few at a time on one GPU, and compare. Run again to go on."""
@@ -71,7 +71,7 @@ def sweep(
     options += ["--device", device, *([] if data is None else ["--data", str(data)])]
     planned = jobs_of(recipes, _numbers(seeds), vary or (), options, out)
     _check(planned)
-    at_once = jobs or (4 if on_gpu else 1)
+    at_once = jobs or (3 if on_gpu else 1)
     running: Running = {}
 
     def leave() -> None:
