@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from events import END, FAILED, SELECTION, controlled, epoch, lines, record, start, write_run
 from paam.errors import ArtifactError
-from paam.report.alive import life
+from paam.report.alive import life, silent_for
 from paam.report.follow import Follower
 from paam.report.runs import list_runs, runs_table
 
@@ -286,6 +287,11 @@ def test_ctrl_c_leaves_the_watch_and_not_the_run(watching, tmp_path):
     out, err = process.communicate()
     assert (process.returncode, out, err) == (130, "", "")
     assert [path.name for path in run.iterdir()] == ["record.jsonl"]
+
+
+def test_a_folder_that_cannot_be_looked_into_is_as_old_as_itself(tmp_path):
+    os.utime(tmp_path, (time.time() - 7200,) * 2)
+    assert silent_for(tmp_path) == pytest.approx(7200, abs=60)
 
 
 def test_a_silent_run_is_said_to_be_silent(watching, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -39,14 +40,17 @@ def life(run: Path, longest_epoch: float, grace: float = FRESH) -> Life:
 
 
 def silent_for(run: Path) -> float:
-    """Seconds since a run last wrote its record or its progress."""
+    """Seconds since a run wrote its record or its progress; where neither can be seen, since its folder changed."""
+    times = _written(run / RECORD_FILE, run / PROGRESS_FILE) or _written(run) or [0.0]
+    return time.time() - max(times)
+
+
+def _written(*paths: Path) -> list[float]:
     times = []
-    for name in (RECORD_FILE, PROGRESS_FILE):
-        try:
-            times.append((run / name).stat().st_mtime)
-        except OSError:
-            continue
-    return time.time() - max(times, default=0.0)
+    for path in paths:
+        with suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return times
 
 
 def lock_held(path: Path) -> bool | None:
