@@ -54,6 +54,9 @@ FINETUNES: dict[str, dict[str, dict[str, Any]]] = {
     "finetune inside, taught": {"distill": {"weight": 0.7}},
 }
 BATCH = 256
+SETTLING = 10
+"""Steps of the loader before the clock starts: autotuning and the workers' start are over then."""
+LEAST_SAMPLES = BATCH * (SETTLING + 1)
 
 
 def random_split(samples: int) -> Split:
@@ -137,7 +140,7 @@ def time_loader(options: argparse.Namespace, scorer: str, steps: int = 40) -> di
     loader = DataLoader(
         PlainImages(random_split(options.samples)), BATCH, shuffle=True, drop_last=True, num_workers=8, pin_memory=True
     )
-    steps = min(steps, len(loader) - 10)
+    steps = min(steps, len(loader) - SETTLING)
     network = torch.optim.SGD(pruner.network_parameters(), 0.1, momentum=0.9, weight_decay=5e-4)
     assert pruner.optimizer is not None
 
@@ -152,10 +155,10 @@ def time_loader(options: argparse.Namespace, scorer: str, steps: int = 40) -> di
             loss = loss + penalty() if penalty else loss
             loss.backward()
             optimizer.step()
-            if done == 10:  # autotuning and the workers' start are over
+            if done == SETTLING:
                 wait(device)
                 start = time.perf_counter()
-            if done == 10 + steps:
+            if done == SETTLING + steps:
                 break
         wait(device)
         return (time.perf_counter() - start) / steps * len(loader)
@@ -234,6 +237,10 @@ def main() -> None:
     parser.add_argument("--modes", default="loader,plain,captured,compiled,fused")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
+    if "loader" in options.modes and options.samples < LEAST_SAMPLES:
+        parser.error(
+            f"the loader is timed behind its first {SETTLING} steps: --samples takes at least {LEAST_SAMPLES}."
+        )
     torch.backends.cudnn.benchmark = True
     print(json.dumps({**environment(options.device), **vars(options)}))
     for scorer in options.scorers.split(","):

@@ -1,6 +1,6 @@
 """Several runs on one GPU: epochs of all of them per second, against one run alone, all in one call.
 
-    python benchmarks/sharing.py [--at-once 1,2,4] [--epochs 6] [--scorer kq]
+    python benchmarks/sharing.py [--at-once 1,2,3,4] [--epochs 6] [--scorer kq]
 
 Each run is a process of its own, as `paam sweep` starts them, under NVIDIA's MPS where that is installed. Data are
 random images of CIFAR-10's shape: only time is measured. What is timed are epochs of the fine-tune that our recipe for
@@ -68,22 +68,25 @@ def main() -> None:
     parser.add_argument("--scorer", default="kq")
     parser.add_argument("--samples", type=int, default=50_000)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--at-once", default="1,2,4")
+    parser.add_argument("--at-once", default="1,2,3,4")
     parser.add_argument("--epochs", type=int, default=6)
     options = parser.parse_args()
+    counts = [int(number) for number in options.at_once.split(",")]
+    if counts[0] != 1:
+        parser.error("--at-once begins with 1: one run alone is what the others are compared with.")
     alone = 0.0
     with shared_gpu(options.device.startswith("cuda")) as shared:
-        for count in (int(number) for number in options.at_once.split(",")):
+        print(json.dumps({**environment(options.device), "mps": shared, **vars(options)}), flush=True)
+        for count in counts:
             seconds = together(options, count)
             rate = count * options.epochs / max(seconds)
-            alone = alone or rate / count
+            alone = alone or rate
             each = sum(seconds) / count / options.epochs
             print(
                 f"{count} at once: {each:.2f} s per epoch of each, {1 / rate:.3f} s of the GPU per epoch,"
                 f" {rate / alone:.2f} times one at a time",
                 flush=True,
             )
-    print(json.dumps({**environment(options.device), "mps": shared, **vars(options)}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What each lever of our recipe's training brings, five runs at a time: run.sh DATA OUT
-# First a dense network without the held-out tenth, 60 epochs; then one setting changed at a time.
+# First a dense network without the held-out tenth, 60 epochs; then one setting changed at a time. The rule: the best of them joins the
+# recipe if it gains 0.4 points over "as-it-is".
 set -euo pipefail
 data=$1 out=$2
 mkdir -p "$out"

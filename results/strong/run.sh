@@ -14,14 +14,16 @@ prune() {
   prune_into "$out/$2-seed$seed" "$1" --data "$data" --seed "$seed" "${@:3}"
 }
 
+trap 'for job in $(jobs -p); do pkill -P "$job"; done' EXIT  # if one fails, the others are told to save and stop
+
 prune $recipe-medium medium &
 first=$!
-while [ ! -f "$dense" ]; do
-  kill -0 $first || exit 1
-  sleep 2
-done
 prune $recipe-high high &
 second=$!
+while [ ! -f "$dense" ]; do
+  kill -0 $first 2> /dev/null || { wait $first; exit 1; }
+  sleep 2
+done
 prune $recipe-medium scratch --set schedule.warmup=0 --set schedule.finetune=380 --set distill.teacher="$dense" $even --set prune.scorer=random &
 third=$!
 prune $recipe-medium l1 $began $even --set prune.scorer=l1
@@ -31,5 +33,6 @@ prune $recipe-medium dense $began --keep-macs 1 --keep-params 1 --set schedule.s
 for run in $first $second $third; do wait "$run"; done
 prune $recipe-medium widths $began --set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=20 \
   --set prune.scorer=random --set target.widths="$out/medium-seed$seed/plan.json"
+prune $recipe-high high-400 $began --set schedule.finetune=220
 prune $recipe-high high-l1 $even --set prune.scorer=l1 --set schedule.warmup=0 \
   --set model.weights="$out/high-seed$seed/dense.safetensors"

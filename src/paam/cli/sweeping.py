@@ -34,6 +34,9 @@ from paam.train.sweep import (
     tell_to_stop,
 )
 
+ON_A_GPU = 3
+"""Runs at once: together they go 1.3 times as fast as one after the other, and a fourth one gains nothing for sure."""
+
 
 @app.command(
     epilog="Examples:  [bold]paam sweep cifar10-resnet56-kq --data data --seeds 0,1,2[/]   "
@@ -57,7 +60,7 @@ def sweep(
     out: Annotated[Path, typer.Option(help="Folder for the run directories.")] = Path("runs/sweep"),
     device: Device = "auto",
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at once.  [dim]default: 3 on a GPU, 1 on a CPU[/]")
+        int | None, typer.Option(min=1, help=f"Runs at once.  [dim]default: {ON_A_GPU} on a GPU, 1 on a CPU[/]")
     ] = None,
 ) -> None:
     """Run recipes with several seeds or settings, a few at a time on one GPU, and compare. Run again to go on."""
@@ -71,7 +74,7 @@ def sweep(
     options += ["--device", device, *([] if data is None else ["--data", str(data)])]
     planned = jobs_of(recipes, _numbers(seeds), vary or (), options, out)
     _check(planned)
-    at_once = jobs or (3 if on_gpu else 1)
+    at_once = jobs or (ON_A_GPU if on_gpu else 1)
     running: Running = {}
 
     def leave() -> None:
