@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from paam.data import load_data
 from paam.models import MODELS
 from paam.train.batches import EvaluationBatches, Normalization
 from paam.train.evaluation import accuracy
+from paam.train.weights import load_weights
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def cifar10(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_public_checkpoints_score_what_was_published(name: str, published: float, cifar10: Path, shared: Path) -> None:
     data = load_data("cifar10", directory=str(cifar10), image_size=None, holdout=0.0, seed=0)
     model = MODELS[name]()
-    model.load_state_dict(load_file(shared / "weights" / f"cifar10-{name}.safetensors"))
+    load_weights(model, shared / "weights" / f"cifar10-{name}.safetensors", "model.weights")
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     found = accuracy(model, EvaluationBatches(data.test, Normalization(data.mean, data.std), device="cpu"))

@@ -422,7 +422,7 @@ def test_quiet_and_json_contradict_each_other(refuse, here):
 
 def test_a_missing_tensorboard_is_said_before_anything_is_written(refuse, here, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert "pip install 'paam[tensorboard]'" in refuse("prune", DIGITS, *QUICK, "--out=out", "--tensorboard")
+    assert "pip install tensorboard." in refuse("prune", DIGITS, *QUICK, "--out=out", "--tensorboard")
     assert not (here / "out").exists()
 
 

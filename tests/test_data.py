@@ -47,7 +47,12 @@ def test_holdout_must_be_a_share_before_anything_is_read(share):
 @pytest.mark.parametrize(("name", "native"), [("digits", 8), ("cifar10", 32)])
 def test_fixed_sizes_cannot_be_changed(tmp_path, name, native):
     with pytest.raises(RecipeError, match=f"{native} x {native}"):
-        load_data(name, directory=tmp_path, image_size=native + 1, holdout=0, seed=0)
+        load_data(name, directory=None if name == "digits" else tmp_path, image_size=native + 1, holdout=0, seed=0)
+
+
+def test_digits_lie_in_no_folder(tmp_path):
+    with pytest.raises(RecipeError, match="leave out --data"):
+        load_data("digits", directory=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "folder"])

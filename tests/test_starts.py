@@ -66,8 +66,8 @@ def changed(tensors: dict[str, Tensor], **changes: Tensor | None) -> dict[str, T
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"linear__bias": None}, ["it lacks 1 (linear.bias) of the tensors"]),
-        ({"extra": torch.zeros(2)}, ["1 (extra) of its own fit none"]),
+        ({"linear__bias": None}, ["it lacks 1 of the network's tensors (linear.bias)"]),
+        ({"extra": torch.zeros(2)}, ["it has 1 that the network does not (extra)"]),
         ({"linear__bias": torch.zeros(7)}, ["linear.bias is (7,) there and (10,) in the network"]),
         ({"linear__bias": torch.zeros(10, dtype=torch.complex64)}, ["linear.bias", "complex64", "float32"]),
         ({"linear__bias": torch.zeros(10, dtype=torch.int64)}, ["linear.bias", "int64", "float32"]),
@@ -97,17 +97,42 @@ def test_weights_in_another_precision_are_taken_up(warm, tmp_path):
         assert torch.equal(value, tensors[name])
 
 
-@pytest.mark.parametrize("kind", ["absent", "directory", "cut", "text", "empty"])
-def test_a_weight_file_that_cannot_be_read_is_refused(warm, tmp_path, kind):
+def test_weights_without_the_counters_of_batch_norms_are_taken_up(warm, tmp_path):
+    """Public checkpoints of older torch, those of the CIFAR ResNets among them, do not have them."""
+    path = tmp_path / "weights.safetensors"
+    tensors = {k: v for k, v in load_file(warm / "dense.safetensors").items() if "num_batches_tracked" not in k}
+    save_file(tensors, path)
+    model = small()
+    load_weights(model, path, "model.weights")
+    assert len(tensors) < len(model.state_dict())
+    for name, value in tensors.items():
+        assert torch.equal(model.state_dict()[name], value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("absent", "No such file"),
+        ("directory", "it is a folder"),
+        ("cut", "no whole safetensors file"),
+        ("text", "no whole safetensors file"),
+        ("pickled", "safetensors.torch.save_file(state_dict, path)"),
+        ("empty", "no whole safetensors file"),
+    ],
+)
+def test_a_weight_file_that_cannot_be_read_is_refused(warm, tmp_path, kind, words):
     path = tmp_path / "weights.safetensors"
     whole = (warm / "dense.safetensors").read_bytes()
     if kind == "directory":
         path.mkdir()
     elif kind != "absent":
-        path.write_bytes({"cut": whole[:-100], "text": b"no tensors here", "empty": b""}[kind])
+        torch.save(small().state_dict(), tmp_path / "pickled")
+        pickled = (tmp_path / "pickled").read_bytes()
+        path.write_bytes({"cut": whole[:-100], "text": b"no tensors here", "pickled": pickled, "empty": b""}[kind])
     with pytest.raises(ArtifactError, match=rf"model\.weights = {re.escape(str(path))} cannot be taken up") as caught:
         run(short(model__weights=str(path)), tmp_path / "run", device="cpu")
     assert "\n" not in str(caught.value)
+    assert words in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 

@@ -353,7 +353,7 @@ def test_runs_as_a_table_and_as_json(cli, many):
         if line.strip():
             by_name.setdefault(line.split()[0], line.split())  # the table comes first, notes below it
     assert "dead goes on with:  paam prune" in done.out
-    assert by_name["dead"][1:6] == ["stopped", "at", "epoch", "4", "of"]
+    assert by_name["dead"][1:6] == ["stopped", "after", "4", "of", "7"]
     assert by_name["alive"][1:3] == ["running", "2/7"]
     assert " ".join(by_name["old"][1:]) == "finished tiny beads kq 7 88.50 % -45.0 % -60.0 % 2 h ago"
     assert "\x1b" not in done.out
@@ -400,6 +400,16 @@ def test_what_goes_on_with_a_run_names_the_place_where_it_lies_now(cli, tmp_path
     assert "b c goes on with:  paam prune a.toml --seed 3 --out 'b c' --resume\n" in cli("runs", ".").out
 
 
+def test_a_run_without_its_recipe_file_goes_on_with_its_own_copy(cli, tmp_path):
+    write_run(tmp_path / "run", record(4, command="paam prune mine/a.toml --data d"), age=HOUR)
+    (tmp_path / "run" / "lock").touch()
+    (tmp_path / "run" / "recipe.toml").touch()
+    assert "run goes on with:  paam prune run/recipe.toml --data d --out run --resume\n" in cli("runs", ".").out
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.toml").touch()
+    assert "run goes on with:  paam prune mine/a.toml --data d --out run --resume\n" in cli("runs", ".").out
+
+
 @pytest.mark.parametrize(
     ("name", "command"), [("run", "paam prune 'a"), ("run", "python my.py"), ("a\xa0b", "paam prune")]
 )
@@ -416,7 +426,7 @@ def test_the_listing_says_why_a_run_failed_and_what_goes_on_with_it(cli, tmp_pat
     for name in ("bad", "dead"):
         (tmp_path / name / "lock").touch()
     out = cli("runs", ".").out
-    assert "failed at epoch 4 of 7" in out
+    assert "failed after 4 of 7 epochs" in out
     assert out[out.index("\n\n") :].split("\n") == [
         "",
         "",

@@ -43,7 +43,8 @@ def strong(results: Path) -> str:
     controls = " and its controls" if "control: " in table else ""
     return (
         "## ResNet-56 on CIFAR-10, our recipe\n\n"
-        f"`cifar10-resnet56-strong`{controls}, on {_hardware(folder)}; each record has its own command. {SPREAD}\n\n"
+        f"`cifar10-resnet56-strong`{controls}, on {_hardware(folder)}; each record has its own command, for the commit"
+        f" that it names. {SPREAD}\n\n"
         f"{table}\n{lost + where + chr(10) if where else ''}"
     )
 

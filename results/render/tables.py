@@ -38,8 +38,8 @@ PAPER_ABLATIONS = {  # accuracy, parameters removed, FLOPs removed: arXiv 2210.1
     "theta-0.6": "93.97 %, 58.2 %, 57.6 %",
     "theta-0.7": "93.66 %, 64.7 %, 65.9 %",
     "activation-leaky-exponential": "94.28 %, 52.3 %, 49.3 %",
-    "activation-leaky-2sigmoid": "94.10 %, 48.2 %",  # its FLOPs are not given
-    "activation-sharp-sigmoid": "89.68 %, 51.5 %",
+    "activation-leaky-2sigmoid": "94.10 %, 48.2 %, not given",
+    "activation-sharp-sigmoid": "89.68 %, 51.5 %, not given",
     "activation-sigmoid": "did not converge",
 }
 

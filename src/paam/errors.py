@@ -50,6 +50,11 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
+def reason(error: OSError | UnicodeDecodeError) -> str:
+    """Why a text file cannot be read, without the system's numbers and the path, which the sentence has already."""
+    return (error.strerror or one_line(error)) if isinstance(error, OSError) else "it is not UTF-8"
+
+
 def nearest(name: object, known: Iterable[str]) -> str:
     """A hint such as " Did you mean 'kq'?" for a mistyped name, or the list of what there is."""
     known = sorted(known)

@@ -93,7 +93,7 @@ def _pt2(program: Any) -> bytes:
 
 def _onnx(program: Any) -> bytes:
     if missing := [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]:
-        raise ArtifactError(f"ONNX export needs the packages {' and '.join(missing)}: pip install 'paam[onnx]'.")
+        raise ArtifactError(f"ONNX export needs packages that are not here: pip install {' '.join(missing)}.")
     with warnings.catch_warnings(), _silenced("torch.onnx"):
         warnings.simplefilter("ignore")  # of the exporter's own workings; the result is what counts
         inputs = len(program.graph_signature.user_inputs)

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from paam.errors import ArtifactError
+from paam.errors import ArtifactError, reason
 
 VERSION = 1
 _HEADER = "paam"
@@ -81,7 +81,7 @@ def read_text(path: Path, what: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"{what} {path} cannot be read: {error}.") from error
+        raise ArtifactError(f"{what} {path} cannot be read: {reason(error)}.") from error
 
 
 def parse_json(text: str) -> Any:

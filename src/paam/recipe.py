@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from paam.activations import ACTIVATIONS
 from paam.data import DATASETS
-from paam.errors import PaamError, RecipeError, nearest
+from paam.errors import PaamError, RecipeError, nearest, reason
 from paam.network import BALANCES, PLACEMENTS, STREAMS
 from paam.schedule import DECAYS, LENGTHS, Schedule
 from paam.scorers import FIXED, LEARNING_RATES, SCORERS
@@ -111,7 +111,7 @@ def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe
         try:
             tree = _parse(name, Path(name).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"The recipe file {name} cannot be read: {error}.") from error
+            raise RecipeError(f"The recipe file {name} cannot be read: {reason(error)}.") from error
     else:
         tree = _shipped(name)
     tree.pop("variants", None)

@@ -17,6 +17,7 @@ from paam.files import parse_json, read_text, write_atomically
 
 VERSION = 1
 RECORD_FILE = "record.jsonl"
+RECIPE_FILE = "recipe.toml"
 LOCK_FILE = "lock"
 """Held by the process that writes the record."""
 SAME_EPOCHS = "the same epochs"

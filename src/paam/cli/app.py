@@ -25,6 +25,11 @@ app = typer.Typer(
 )
 
 
+def examples(*commands: str) -> str:
+    """The end of a command's help: one example per line, to be copied."""
+    return "\n\n".join(["Example:" if len(commands) == 1 else "Examples:", *(f"[bold]{line}[/]" for line in commands)])
+
+
 UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 """What looking at a path may end with, whatever it is looked at for."""
 

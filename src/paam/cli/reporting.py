@@ -8,15 +8,13 @@ from typing import Annotated
 
 import typer
 
-from paam.cli.app import app, complain
+from paam.cli.app import app, complain, examples
 from paam.record import RECORD_FILE
 from paam.report.html import write_report
 from paam.train.directory import REPORT_FILE
 
 
-@app.command(
-    epilog="Examples:  [bold]paam report runs/demo[/]   [bold]paam report runs/kq-seed0 runs/kq-seed1 -o kq.html[/]"
-)
+@app.command(epilog=examples("paam report runs/demo", "paam report runs/kq-seed0 runs/kq-seed1 -o kq.html"))
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, finished or not.")],
     out: Annotated[

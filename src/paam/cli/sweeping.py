@@ -12,7 +12,7 @@ import torch
 import typer
 from rich.console import Console
 
-from paam.cli.app import app, complain
+from paam.cli.app import app, complain, examples
 from paam.cli.options import Data, Device, KeepFilters, KeepMacs, KeepParams, RoundTo, Threshold, target_keys
 from paam.cli.stopping import Stopping
 from paam.errors import RecipeError, StoppedError
@@ -39,8 +39,10 @@ ON_A_GPU = 3
 
 
 @app.command(
-    epilog="Examples:  [bold]paam sweep cifar10-resnet56-kq --data data --seeds 0,1,2[/]   "
-    "[bold]paam sweep cifar10-resnet56-kq --data data --vary prune.balance=area,side,none[/]"
+    epilog=examples(
+        "paam sweep cifar10-resnet56-kq --data data --seeds 0,1,2",
+        "paam sweep cifar10-resnet56-kq --data data --vary prune.balance=area,side,none",
+    )
 )
 def sweep(
     recipes: Annotated[list[str], typer.Argument(help="Recipes, shipped or paths to .toml files.")],

@@ -13,7 +13,7 @@ import torch
 import typer
 from rich.console import Console
 
-from paam.cli.app import app, kept_clean
+from paam.cli.app import app, examples, kept_clean
 from paam.cli.options import Device
 from paam.errors import ArtifactError, DeviceError, RecipeError
 from paam.exporting import EXPORTS
@@ -32,8 +32,11 @@ from paam.train.opened import OpenedRun, open_run
 
 
 @app.command(
-    epilog="Examples:  [bold]paam inspect resnet56[/]   [bold]paam inspect torchvision:resnet50 --json[/]   "
-    "[bold]paam inspect my_code:my_model --input 1x128x128 --ignore head[/]"
+    epilog=examples(
+        "paam inspect resnet56",
+        "paam inspect torchvision:resnet50 --json",
+        "paam inspect my_code:my_model --input 1x128x128 --ignore head",
+    )
 )
 def inspect(
     model: Annotated[
@@ -67,8 +70,7 @@ def inspect(
 
 
 @app.command(
-    epilog="Examples:  [bold]paam export runs/demo --format onnx[/]   "
-    "[bold]paam export runs/demo --format pt2 --out small.pt2[/]"
+    epilog=examples("paam export runs/demo --format onnx", "paam export runs/demo --format pt2 --out small.pt2")
 )
 def export(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
@@ -88,9 +90,7 @@ def export(
     put(_how_to_load(out, format, opened))
 
 
-@app.command(
-    epilog="Examples:  [bold]paam bench runs/demo[/]   [bold]paam bench runs/demo --batch 64 --device cuda --compile[/]"
-)
+@app.command(epilog=examples("paam bench runs/demo", "paam bench runs/demo --batch 64 --device cuda --compile"))
 def bench(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
     batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 128,

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from paam.cli.app import app, complain, kept_clean
+from paam.cli.app import app, complain, examples, kept_clean
 from paam.cli.options import Data, Device, KeepFilters, KeepMacs, KeepParams, RoundTo, Threshold, target_keys
 from paam.cli.stopping import Stopping
 from paam.errors import ArtifactError, PaamError, StoppedError
@@ -39,7 +39,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the record's events as
 Board = Annotated[bool, typer.Option("--tensorboard", help="Write RUN/tensorboard too.")]
 
 
-@app.command(epilog="Example:  paam demo")
+@app.command(epilog=examples("paam demo"))
 def demo(
     out: Annotated[
         Path, typer.Option(help="Run directory; an earlier demo in it is replaced, unless --resume is given.")
@@ -71,9 +71,11 @@ def demo(
 
 
 @app.command(
-    epilog="Examples:  [bold]paam prune digits-resnet20-kq --keep-macs 0.3[/]   "
-    "[bold]paam prune cifar10-resnet56-kq --data data --keep-macs 0.5[/]   "
-    "[bold]paam prune my.toml --set finetune.lr=0.05 --out runs/mine --resume[/]"
+    epilog=examples(
+        "paam prune digits-resnet20-kq --keep-macs 0.3",
+        "paam prune cifar10-resnet56-kq --data data --keep-macs 0.5",
+        "paam prune my.toml --set finetune.lr=0.05 --out runs/mine --resume",
+    )
 )
 def prune(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe (see [bold]paam recipes[/]) or a path to a .toml.")],
@@ -106,7 +108,7 @@ def prune(
     _prune(recipe, overrides, out, seed=seed, shown=shown, tensorboard=tensorboard, **how)
 
 
-@app.command(epilog="Example:  paam recipes")
+@app.command(epilog=examples("paam recipes"))
 def recipes() -> None:
     """List the shipped recipes."""
     table = Table(box=None, padding=(0, 3, 0, 0), show_header=False)

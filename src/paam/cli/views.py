@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from paam.cli.app import app, complain
+from paam.cli.app import app, complain, examples
 from paam.errors import ArtifactError
 from paam.progress import PROGRESS_FILE, read_progress
 from paam.record import LOCK_FILE, RECORD_FILE, Event
@@ -28,7 +28,7 @@ POLL = 0.5
 """Seconds between looks at the record."""
 
 
-@app.command(epilog="Examples:  [bold]paam watch runs/demo[/]   [bold]paam watch runs/demo --json[/]")
+@app.command(epilog=examples("paam watch runs/demo", "paam watch runs/demo --json"))
 def watch(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the record's events as JSON lines.")] = False,
@@ -54,7 +54,7 @@ def watch(
         Console().print(summary([state.start, state.end]))
 
 
-@app.command(epilog="Examples:  [bold]paam runs[/]   [bold]paam runs results --json[/]")
+@app.command(epilog=examples("paam runs", "paam runs results --json"))
 def runs(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to look in.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

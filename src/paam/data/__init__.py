@@ -43,7 +43,7 @@ def load_data(
 ) -> Dataset:
     """Load a data set by name and hold out a share of its training images.
 
-    directory is where "cifar10" and "folder" lie; "digits" is shipped and ignores it. image_size (pixels) is
+    directory is where "cifar10" and "folder" lie; "digits" is shipped and has none. image_size (pixels) is
     required by "folder", and for the others is None or their own size. holdout is a share of the train set,
     0 <= holdout < 1; seed chooses which images are held out, and the test set where a folder has none.
     A folder whose images take more than ``memory`` bytes is read as it is needed, by ``workers`` processes.
@@ -52,6 +52,8 @@ def load_data(
         raise RecipeError(f"Unknown dataset '{name}'.{nearest(name, DATASETS)}")
     check_share(holdout)
     try:
+        if name == "digits" and directory is not None:
+            raise RecipeError("The digits come with paam and lie in no folder; leave out --data (data.directory).")
         if name == "digits":
             dataset = load_digits(image_size)
         elif name == "cifar10":

@@ -219,8 +219,8 @@ def _record(model: nn.Module, module: fx.GraphModule, examples: tuple[Tensor, ..
     except Exception as error:  # the user's operations on the user's input
         shapes = ", ".join(str(list(x.shape)) for x in examples)
         raise GraphError(
-            f"The model does not run on the example input of shape {shapes}: {one_line(error)}."
-            " Give an example of the shape that the model is used with."
+            f"The model does not run on an input of shape {shapes}: {one_line(error)}. It wants an input of the shape"
+            " that it is used with, or is not the model that was meant."
         ) from error
     pairs = zip(tree_leaves(truth if doubtful else found), tree_leaves(found), strict=True)
     tensors = [(a.double(), b.double()) for a, b in pairs if isinstance(a, Tensor)]

@@ -67,7 +67,7 @@ def _import(package: str) -> Any:
         release = torch.__version__.partition("+")[0]
         raise RecipeError(
             f"Models of {package} need that package, which cannot be imported ({one_line(error)});"
-            f" install one that fits your torch: pip install 'paam[{package}]' torch=={release}."
+            f" install one that fits your torch: pip install {package} torch=={release}."
         ) from error
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paam.errors import ArtifactError
-from paam.record import LOCK_FILE, RECORD_FILE, Event, of_kind
+from paam.record import LOCK_FILE, RECIPE_FILE, RECORD_FILE, Event, of_kind
 from paam.report.alive import life, silent_for
 from paam.report.checking import read_events, recorded_schedule
 from paam.report.phrases import MONITORS, age, clean, control_line, less, removed
@@ -150,7 +150,14 @@ def resume_command(run: Path, start: Event, changed: Event | None = None) -> str
         return ""
     elsewhere = [a == "--out" or b == "--out" or b.startswith("--out=") for a, b in pairwise(["", *words])]
     kept = [word for word, gone in zip(words, elsewhere, strict=True) if not gone]
+    # The run's own copy, where the recipe does not lie below the folder that the command would be given in.
+    copy = run / RECIPE_FILE
+    kept = [str(copy) if _is_absent_recipe(word) and copy.is_file() else word for word in kept]
     return shlex.join([*kept, "--out", str(run), "--resume"])
+
+
+def _is_absent_recipe(word: str) -> bool:
+    return word.endswith(".toml") and "=" not in word and not Path(word).exists()
 
 
 def runs_table(rows: Sequence[RunRow], width: int) -> RenderableType:
@@ -203,7 +210,7 @@ def _two_lines_each(rows: Sequence[RunRow], width: int) -> list[RenderableType]:
 
 
 def _state(row: RunRow) -> Text:
-    behind = f" at epoch {row.epochs_done} of {row.epochs}"
+    behind = f" after {row.epochs_done} of {row.epochs} epochs"
     at = {"running": f" {row.epochs_done}/{row.epochs}", "stopped": behind, "failed": behind}
     return Text(row.state + at.get(row.state, ""), STATES[row.state])
 

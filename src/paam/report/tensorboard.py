@@ -29,7 +29,7 @@ class TensorBoardView:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise PaamError("--tensorboard needs TensorBoard: pip install 'paam[tensorboard]'.") from error
+            raise PaamError("--tensorboard needs TensorBoard: pip install tensorboard.") from error
         self.make_writer: Any = SummaryWriter
         self.folder = folder
         self.writer: Any = None

@@ -19,7 +19,7 @@ from paam.files import check_name, temporary_name, write_atomically
 from paam.plan import Plan
 from paam.progress import PROGRESS_FILE
 from paam.recipe import Recipe, load_recipe, recipe_to_toml
-from paam.record import LOCK_FILE, RECORD_FILE, Event, of_kind, read_record
+from paam.record import LOCK_FILE, RECIPE_FILE, RECORD_FILE, Event, of_kind, read_record
 from paam.settings import OptimizerSettings
 from paam.train.checkpoint import checkpoints
 
@@ -28,7 +28,6 @@ try:
 except ImportError:  # not a Unix: runs are not kept apart there
     fcntl = None  # type: ignore[assignment]
 
-RECIPE_FILE = "recipe.toml"
 DENSE_FILE = "dense.safetensors"
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
@@ -222,8 +221,8 @@ def find_changes(out: Path, events: list[Event], recipe: Recipe, seed: int) -> C
         refused.insert(0, f"seed = {began_with!r}")
     if refused:
         raise ArtifactError(
-            f"The run in {out} was started with another recipe or seed ({', '.join(refused)}); repeat its command and"
-            " add --resume, or give another --out. Only the optimisers' settings, prune.penalty, [train] and where"
+            f"The run in {out} was started with another recipe or seed ({', '.join(refused)}); go on with those,"
+            " or give another --out. Only the optimisers' settings, prune.penalty, [train] and where"
             " files lie may change on the way."
         )
     if changes and of_kind(events, "end"):

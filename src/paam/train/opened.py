@@ -13,8 +13,7 @@ from paam.errors import ArtifactError
 from paam.models import build_model
 from paam.plan import Plan
 from paam.recipe import Recipe, load_recipe
-from paam.record import RECORD_FILE, Event, of_kind, read_record
-from paam.train.directory import RECIPE_FILE
+from paam.record import RECIPE_FILE, RECORD_FILE, Event, of_kind, read_record
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,23 +21,37 @@ def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
 def load_weights(model: nn.Module, path: Path, key: str) -> None:
     """Take up the weights of a dense network that a ``key`` of the recipe names; what does not fit is refused."""
     try:
-        with safe_open(path, framework="pt") as file:
-            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        stored = _read(path)
         _check_fit(model, stored)
         model.load_state_dict(stored)
-    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ArtifactError(f"{key} = {path} cannot be taken up: {one_line(error)}.") from error
 
 
-def _check_fit(model: nn.Module, stored: dict[str, Tensor]) -> None:
-    """Names and shapes must be the network's. Precision may differ, but a cast to another kind would lose a part."""
-    own = model.state_dict()
-    missing, unknown = [name for name in own if name not in stored], [name for name in stored if name not in own]
-    if missing or unknown:
-        lacks, has = (f"{len(names)} ({names[0]})" if names else "none" for names in (missing, unknown))
+def _read(path: Path) -> dict[str, Tensor]:
+    if path.is_dir():
+        raise ValueError("it is a folder; name the safetensors file in it")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except SafetensorError as error:
         raise ValueError(
-            f"it belongs to another network: it lacks {lacks} of the tensors, and {has} of its own fit none"
-        )
+            "it is no whole safetensors file; a state_dict from torch.load becomes one by"
+            " safetensors.torch.save_file(state_dict, path)"
+        ) from error
+
+
+def _check_fit(model: nn.Module, stored: dict[str, Tensor]) -> None:
+    """Names and shapes must be the network's. Precision may differ, but a cast to another kind would lose a part.
+
+    Older checkpoints do not have the counters of batch norms; torch does without them.
+    """
+    own = {name: value for name, value in model.state_dict().items() if name in stored or not _is_counter(name)}
+    missing, unknown = [name for name in own if name not in stored], [name for name in stored if name not in own]
+    lacks = [f"lacks {len(missing)} of the network's tensors ({missing[0]})"] if missing else []
+    has = [f"has {len(unknown)} that the network does not ({unknown[0]})"] if unknown else []
+    if lacks or has:
+        raise ValueError(f"it belongs to another network: it {' and '.join([*lacks, *has])}")
     for name, value in own.items():
         if stored[name].shape != value.shape:
             shapes = f"{tuple(stored[name].shape)} there and {tuple(value.shape)} in the network"
@@ -45,3 +59,7 @@ def _check_fit(model: nn.Module, stored: dict[str, Tensor]) -> None:
         given, wanted = stored[name].dtype, value.dtype
         if (given.is_complex, given.is_floating_point) != (wanted.is_complex, wanted.is_floating_point):
             raise ValueError(f"{name} holds {given} where the network has {wanted}")
+
+
+def _is_counter(name: str) -> bool:
+    return name.rpartition(".")[2] == "num_batches_tracked"
