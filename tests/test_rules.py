@@ -237,5 +237,5 @@ def test_untraceable_models_name_the_line() -> None:
 
 
 def test_wrong_example_shape_is_explained() -> None:
-    with pytest.raises(GraphError, match=r"does not run on the example input of shape \[1, 5, 8, 8\]"):
+    with pytest.raises(GraphError, match=r"does not run on an input of shape \[1, 5, 8, 8\]"):
         prepare(Sandwich(nn.ReLU()), torch.zeros(1, 5, 8, 8))
