@@ -14,7 +14,7 @@ prune() {
   prune_into "$out/$2-seed$seed" "$1" --data "$data" --seed "$seed" "${@:3}"
 }
 
-trap 'for job in $(jobs -p); do pkill -P "$job"; done' EXIT  # if one fails, the others are told to save and stop
+trap 'for job in $(jobs -p); do pkill -P "$job" || true; done' EXIT  # if one fails, the others are told to save and stop
 
 prune $recipe-medium medium &
 first=$!

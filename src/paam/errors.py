@@ -51,7 +51,7 @@ def one_line(error: BaseException) -> str:
 
 
 def reason(error: OSError | UnicodeDecodeError) -> str:
-    """Why a text file cannot be read, without the system's numbers and the path, which the sentence has already."""
+    """Why a file cannot be used, without the system's numbers and the path, which the sentence has already."""
     return (error.strerror or one_line(error)) if isinstance(error, OSError) else "it is not UTF-8"
 
 

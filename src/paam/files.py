@@ -48,7 +48,7 @@ def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise ArtifactError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise ArtifactError(f"{path} cannot be written: {reason(error)}.") from error
 
 
 def temporary_name(path: Path) -> Path:

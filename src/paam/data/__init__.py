@@ -51,9 +51,9 @@ def load_data(
     if name not in DATASETS:
         raise RecipeError(f"Unknown dataset '{name}'.{nearest(name, DATASETS)}")
     check_share(holdout)
+    if name == "digits" and directory is not None:
+        raise RecipeError("The digits come with paam and lie in no folder; leave out --data (data.directory).")
     try:
-        if name == "digits" and directory is not None:
-            raise RecipeError("The digits come with paam and lie in no folder; leave out --data (data.directory).")
         if name == "digits":
             dataset = load_digits(image_size)
         elif name == "cifar10":

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paam.errors import ArtifactError, PaamError
+from paam.errors import ArtifactError, PaamError, reason
 from paam.record import Event
 from paam.report.checking import require
 from paam.report.phrases import filters
@@ -48,7 +48,7 @@ class TensorBoardView:
         try:
             self._write(event)
         except OSError as error:
-            raise ArtifactError(f"{self.folder} cannot be written: {error.strerror or error}.") from error
+            raise ArtifactError(f"{self.folder} cannot be written: {reason(error)}.") from error
 
     def _write(self, event: Event) -> None:
         kind = event["event"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import safetensors.torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from paam.errors import ArtifactError, one_line
@@ -32,8 +32,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     if path.is_dir():
         raise ValueError("it is a folder; name the safetensors file in it")
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        return safetensors.torch.load_file(path)
     except SafetensorError as error:
         raise ValueError(
             "it is no whole safetensors file; a state_dict from torch.load becomes one by"
