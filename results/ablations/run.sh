@@ -25,7 +25,7 @@ balance-none $half --set prune.balance=none
 balance-macs $half --set prune.balance=macs
 balance-macs-tied $half --set prune.balance=macs --set prune.streams=tied
 scorer-vanilla $half --set prune.scorer=vanilla
-scorer-free $half --set prune.scorer=free
+scorer-free $half --set prune.method=free
 widths-uniform $half --set prune.streams=tied --set target.uniform=true
-widths-uniform-l1 $half --set prune.streams=tied --set target.uniform=true --set prune.scorer=l1 --set schedule.score=0 --set schedule.weight=4
+widths-uniform-l1 $half --set prune.streams=tied --set target.uniform=true --set prune.method=l1 --set schedule.score=0 --set schedule.weight=4
 RUNS

@@ -14,7 +14,7 @@ high-area
 high-macs --set prune.balance=macs
 high-rate-0.05 --set finetune.lr=0.05
 high-taught-0.9 --set distill.weight=0.9
-high-l1-even $even --set prune.scorer=l1
+high-l1-even $even --set prune.method=l1
 medium-none $medium --set prune.balance=none
 medium-macs $medium --set prune.balance=macs
 medium-side $medium --set prune.balance=side

@@ -11,10 +11,10 @@ kq-side
 kq-none --set prune.balance=none
 kq-area --set prune.balance=area
 vanilla-side --set prune.scorer=vanilla
-free-side --set prune.scorer=free
+free-side --set prune.method=free
 kq-side-nofloor --set target.floor=0.0
 kq-side-tied --set prune.streams=tied
-random-uniform --set prune.scorer=random $fixed
-l1-uniform --set prune.scorer=l1 $fixed
+random-uniform --set prune.method=random $fixed
+l1-uniform --set prune.method=l1 $fixed
 kq-side-branch --set prune.placement=branch
 RUNS

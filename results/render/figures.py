@@ -14,15 +14,14 @@ import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import paam.report
-from paam.activations import ACTIVATIONS
-from paam.recipe import load_recipe
-from paam.record import read_record
+from paam.config.recipe import load_recipe
+from paam.pruning.activations import ACTIVATIONS
 from paam.report import budget, figures
 from paam.report.facts import Facts
 from paam.report.figures import Line, Mark, Plot, polyline
 from paam.report.gathering import gather
 from paam.report.scales import Axis
-from paam.report.values import mapping, text
+from paam.runs.record import read_events
 
 WIDTH = 1000
 MARGIN = 20
@@ -36,7 +35,7 @@ Part = dict[str, Any]
 
 def draw(record: Path) -> dict[str, str]:
     """File name -> picture, of one run and of the activations."""
-    run = gather(record.parent.name, read_record(record))
+    run = gather(record.parent.name, read_events(record))
     pictures: dict[str, Callable[[Facts], str]] = {"layers": layers, "scores": scores, "curves": curves}
     return {f"{name}.svg": picture(run) for name, picture in pictures.items()} | {"activations.svg": activations()}
 
@@ -56,7 +55,7 @@ def layers(run: Facts) -> str:
         part = {"kind": "panel", "panel": panel, "budget": found, "left": left, "top": top, "height": budget.HEIGHT}
         parts.append(part)
         left += panel.pixels + 8
-    tied = mapping(run.recipe.get("prune")).get("streams") == "tied"
+    tied = run.setting("prune.streams") == "tied"
     title = f"What each layer kept: {found.kept:,} of {found.filters:,} filters"
     title += ", tied layers counted once" if tied else ""
     return _picture(title, _of(run), parts, top + row - 24)
@@ -124,7 +123,7 @@ def activations() -> str:
 
 
 def _of(run: Facts) -> str:
-    return f"{run.name}: {text(run.recipe.get('description'))}, {len(run.epochs)} epochs"
+    return f"{run.name}: {run.recipe.get('description', '')}, {len(run.epochs)} epochs"
 
 
 def _plot(plot: Plot, left: int, top: int, width: int, height: int) -> Part:

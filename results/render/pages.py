@@ -16,8 +16,8 @@ from render.widths import discovered
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
-FIGURES = ROOT / "docs" / "figures"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "reference" / "results.md")
+FIGURES = ROOT / "docs" / "pictures" / "figures"
 DRAWN = "strong/medium-seed1"
 """The run of which the figures are drawn; they stand in the section of its folder."""
 
@@ -117,14 +117,14 @@ def unfinished(results: Path) -> str:
 def figures(results: Path) -> str:
     return (
         f"The budgets that `results/{DRAWN}` discovered, its scores against the threshold, and its training:\n\n"
-        "![One bar per layer: its full width, and the filters that stay](figures/layers.svg)\n\n"
-        "![Histograms of scores and their cumulative curves, first and last cycle](figures/scores.svg)\n\n"
-        "![Loss and accuracy over the epochs, with the alternating phases shaded](figures/curves.svg)\n\n"
+        "![One bar per layer: its full width, and the filters that stay](../pictures/figures/layers.svg)\n\n"
+        "![Histograms of scores and their cumulative curves, first and last cycle](../pictures/figures/scores.svg)\n\n"
+        "![Loss and accuracy over the epochs, with the alternating phases shaded](../pictures/figures/curves.svg)\n\n"
     )
 
 
 def _hardware(folder: Path) -> str:
-    return ", ".join(sorted({str(run.start.get("hardware")) for run in runs(folder)}))
+    return ", ".join(sorted({run.start.hardware for run in runs(folder) if run.start}))
 
 
 BLOCKS: dict[str, Callable[[Path], str]] = {
@@ -160,7 +160,7 @@ def filled(page: Path, results: Path = RESULTS) -> str:
 
 
 def drawn() -> dict[str, str]:
-    """File name under docs/figures -> picture."""
+    """File name under docs/pictures/figures -> picture."""
     return draw(RESULTS / DRAWN / "record.jsonl")
 
 

@@ -9,15 +9,14 @@ import re
 import shlex
 from pathlib import Path
 
-from paam.record import read_record
 from paam.report.facts import Facts
 from paam.report.gathering import gather
-from paam.report.values import mapping, text
+from paam.runs.record import read_events
 
 
 def runs(folder: Path) -> list[Facts]:
     """All runs of a folder by name; none where there is no such folder."""
-    return [gather(path.parent.name, read_record(path)) for path in sorted(folder.glob("*/record.jsonl"))]
+    return [gather(path.parent.name, read_events(path)) for path in sorted(folder.glob("*/record.jsonl"))]
 
 
 def experiments(folder: Path) -> dict[str, list[Facts]]:
@@ -31,9 +30,9 @@ def experiments(folder: Path) -> dict[str, list[Facts]]:
 
 def given(run: Facts, section: str, key: str) -> str | None:
     """A file that a run was given, by its command; recipes in records name files in old ones only."""
-    words = shlex.split(text(run.start.get("command")))
+    words = shlex.split(run.start.command if run.start else "")
     named = next((word.partition("=")[2] for word in words if word.startswith(f"{section}.{key}=")), None)
-    recorded = mapping(run.recipe.get(section)).get(key)
+    recorded = run.setting(f"{section}.{key}")
     return named or (str(recorded) if recorded else None)
 
 
@@ -57,4 +56,4 @@ def _dense_epochs(weights: str, folder: Path) -> int | None:
     record = folder / Path(weights).parent.name / "record.jsonl"
     if Path(weights).name != "dense.safetensors" or not record.is_file():
         return None
-    return sum(epoch.phase == "warmup" for epoch in gather(record.parent.name, read_record(record)).epochs)
+    return sum(epoch.phase == "warmup" for epoch in gather(record.parent.name, read_events(record)).epochs)

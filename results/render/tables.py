@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
 
+from paam.events import Epoch, Outcome
 from paam.report.comparison import PUBLISHED, spread
-from paam.report.facts import Epoch, Facts, Outcome
+from paam.report.facts import Facts
 from paam.report.figures import PHASES, monitor
 from paam.report.stages import stages
-from paam.report.values import mapping, share
-from paam.report.words import NOTHING
-from paam.scorers import FIXED
+from paam.views.format import NOTHING
 from render.markdown import table
 from render.runs import epochs_behind, experiments, given, runs
 
@@ -51,9 +50,9 @@ def outcomes(folder: Path, labels: dict[str, str] | None = None) -> str:
     for name in sorted(found, key=lambda name: [*labels, name].index(name)):
         seeds = found[name]
         accuracy = spread([run.pruned.accuracy for run in seeds], lambda mean: f"{mean:.2f} %").shown
-        numbers = ", ".join(str(run.start.get("seed")) for run in seeds)
+        numbers = ", ".join(str(run.start.seed) for run in seeds)
         epochs = ", ".join(dict.fromkeys(epochs_behind(run, folder) for run in seeds))
-        removed = [_mean(_removed(run.pruned, run.dense)[i] for run in seeds) for i in (0, 1)]
+        removed = [_percent(fmean(_removed(run.pruned, run.dense)[i] for run in seeds), 1) for i in (0, 1)]
         rows.append([labels.get(name, name), accuracy, numbers, *removed, epochs, _printed(seeds[0].model, name)])
     head = ["", "test accuracy", "seeds", "parameters removed", "MACs removed", "epochs behind it", "the paper's"]
     return table(head, rows)
@@ -79,13 +78,16 @@ def measured_on(members: Iterable[Facts]) -> str:
 def _stage_accuracies(run: Facts) -> list[float | None]:
     found = {stage.kind: stage.accuracy for stage in stages(run)}  # of the cuts and weight phases the last one wins
     # Without warm-up the end of the record has the dense network as it came, on the test set as the stages are.
-    as_it_came = given(run, "model", "weights") and not run.fair and run.start.get("monitor") == "test"
-    dense = found.get("warmup", run.dense.accuracy if as_it_came else None)
+    as_it_came = given(run, "model", "weights") and not run.fair and run.start.monitor == "test"
+    dense = found.get("warmup", run.dense.accuracy if run.dense and as_it_came else None)
     return [dense, *(found.get(kind) for kind in ("cut", "weight", "finetune"))]
 
 
 BEGUN_WITH = "dense"
 """A run of a folder of short looks whose dense network the others begin with: it is none of them."""
+
+
+LEARNS_NOTHING = ("L1 norm", "Random")
 
 
 def looks(folder: Path, *, cuts_of_fixed: bool = True) -> str:
@@ -96,7 +98,7 @@ def looks(folder: Path, *, cuts_of_fixed: bool = True) -> str:
     rows = []
     for run in (run for run in runs(folder) if run.name != BEGUN_WITH):
         last, cuts = _last(run), [cycle.accuracy for cycle in run.cycles]
-        known = cuts_of_fixed or mapping(run.recipe.get("prune")).get("scorer") not in FIXED
+        known = cuts_of_fixed or run.start.method not in LEARNS_NOTHING
         cut = _percent(cuts[-1], 1) if cuts and known else ""
         cells = [run.name, _percent(last.accuracy, 2), cut, *_removed_by(last), _epochs(run)]
         rows.append((-1.0 if last.accuracy is None else last.accuracy, cells))
@@ -109,7 +111,7 @@ def warmups(folder: Path) -> str:
     rows = []
     for name, seeds in experiments(folder).items():
         dense = [_stage_accuracies(run)[0] for run in seeds]
-        numbers = ", ".join(str(run.start.get("seed")) for run in seeds)
+        numbers = ", ".join(str(run.start.seed) for run in seeds)
         rows.append([name, spread(dense, lambda mean: f"{mean:.2f} %").shown, numbers])
     return table(["", "held-out accuracy", "seeds"], rows)
 
@@ -159,10 +161,10 @@ def unfinished(folders: Iterable[Path]) -> str:
                 last = run.epochs[-1] if run.epochs else None
                 phase = PHASES.get(last.phase, last.phase) if last else NOTHING
                 dense = next((stage.accuracy for stage in stages(run) if stage.kind == "warmup"), None)
-                done = last.number if last else 0
+                done = last.epoch + 1 if last else 0
                 where = f"`results/{folder.name}/{run.name}`"
                 so_far = f"{_percent(last.accuracy, 2)} ({monitor(run)})" if last else NOTHING
-                rows.append([where, f"{done} of {run.start.get('epochs')}", phase, _percent(dense, 2), so_far])
+                rows.append([where, f"{done} of {run.start.epochs}", phase, _percent(dense, 2), so_far])
     return table(["", "epochs", "stopped in", "dense, after warm-up", "last epoch"], rows)
 
 
@@ -171,10 +173,10 @@ def short(folder: Path) -> str:
     rows = []
     for run in (run for run in runs(folder) if run.finished):
         rows.append((run.pruned, run.dense, _label(run)))
-        if mapping(run.recipe.get("schedule")).get("control"):
+        if run.setting("schedule.control"):
             epochs = Counter(epoch.phase for epoch in run.epochs)
             rows.append((run.dense, run.dense, f"dense control, {epochs['warmup'] + epochs['control']} epochs"))
-    rows.sort(key=lambda row: row[0].accuracy or 0, reverse=True)
+    rows.sort(key=lambda row: row[0].accuracy, reverse=True)
     return table(
         ["", "test accuracy", "parameters removed", "MACs removed"],
         [
@@ -197,7 +199,7 @@ def widths(folder: Path) -> str:
 
 
 def _label(run: Facts) -> str:
-    prune = mapping(run.recipe.get("prune"))
+    prune = run.recipe["prune"]
     scorer = {"kq": "KQ", "vanilla": "Vanilla", "free": "Free (control)"}[prune["scorer"]]
     switches = ((prune["streams"], "independent"), (prune["placement"], "sum"))
     return ", ".join([scorer, *(value for value, default in switches if value != default)])
@@ -226,24 +228,17 @@ def _last(run: Facts) -> Epoch:
 
 
 def _epochs(run: Facts) -> str:
-    done, total = run.epochs[-1].number, run.start["epochs"]
+    done, total = run.epochs[-1].epoch + 1, run.start.epochs
     return str(total) if done >= total else f"{done} of {total}"
 
 
-def _removed(result: Outcome, dense: Outcome) -> list[float | None]:
+def _removed(result: Outcome, dense: Outcome) -> tuple[float, float]:
     """Parameters and MACs removed, in percent."""
-    kept = [share(getattr(result, key), getattr(dense, key)) for key in ("params", "macs")]
-    return [None if part is None else 100 * (1 - part) for part in kept]
+    return 100 * (1 - result.params / dense.params), 100 * (1 - result.macs / dense.macs)
 
 
 def _removed_by(epoch: Epoch) -> list[str]:
-    kept = (epoch.kept_params, epoch.kept_macs)
-    return [_percent(None if part is None else 100 * (1 - part), 1) for part in kept]
-
-
-def _mean(values: Iterable[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return _percent(fmean(known) if known else None, 1)
+    return [_percent(100 * (1 - part), 1) for part in (epoch.kept_params, epoch.kept_macs)]
 
 
 def _percent(value: float | None, digits: int) -> str:

@@ -11,7 +11,7 @@ mkdir -p runs
 nvidia-cuda-mps-control -d || true
 for scorer in kq vanilla free; do
   extra=()
-  [ "$scorer" = free ] && extra=(--set prune.scorer=free --set score.lr=1e-2 --set schedule.control=true)
+  [ "$scorer" = free ] && extra=(--set prune.method=free --set score.lr=1e-2 --set schedule.control=true)
   recipe=cifar10-resnet56-$([ "$scorer" = vanilla ] && echo vanilla || echo kq)
   python3 -m paam prune "$recipe" "${common[@]}" "${extra[@]}" --out "runs/short-$scorer-seed$seed" \
     > "runs/short-$scorer-seed$seed.log" 2>&1 &

@@ -24,15 +24,15 @@ while [ ! -f "$dense" ]; do
   kill -0 $first 2> /dev/null || { wait $first; exit 1; }
   sleep 2
 done
-prune $recipe-medium scratch --set schedule.warmup=0 --set schedule.finetune=380 --set distill.teacher="$dense" $even --set prune.scorer=random &
+prune $recipe-medium scratch --set schedule.warmup=0 --set schedule.finetune=380 --set distill.teacher="$dense" $even --set prune.method=random &
 third=$!
-prune $recipe-medium l1 $began $even --set prune.scorer=l1
-prune $recipe-medium free $began --set prune.scorer=free
+prune $recipe-medium l1 $began $even --set prune.method=l1
+prune $recipe-medium free $began --set prune.method=free
 prune $recipe-medium dense $began --keep-macs 1 --keep-params 1 --set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=20 \
-  --set prune.scorer=random
+  --set prune.method=random
 for run in $first $second $third; do wait "$run"; done
 prune $recipe-medium widths $began --set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=20 \
-  --set prune.scorer=random --set target.widths="$out/medium-seed$seed/plan.json"
+  --set prune.method=random --set target.widths="$out/medium-seed$seed/plan.json"
 prune $recipe-high high-400 $began --set schedule.finetune=220
-prune $recipe-high high-l1 $even --set prune.scorer=l1 --set schedule.warmup=0 \
+prune $recipe-high high-l1 $even --set prune.method=l1 --set schedule.warmup=0 \
   --set model.weights="$out/high-seed$seed/dense.safetensors"
