@@ -1,27 +1,39 @@
 # make demo   prune a network on the embedded digits, from nothing, in under two minutes after set-up
 # make test   the test suite
 # make check  lint and types
+# make test-generated   2,000 random networks, pruned at random: each is exact, or refused
 # make test-slow   tests that need the public checkpoints and CIFAR-10 beside this repository
 # make test-crash  runs killed again and again, in every phase, resumed and compared to the bit
-# make fuzz        thousands of damaged recipes, plans, records, checkpoints, data files and images
+# make test-faults a seeded sample of what make faults does
+# make faults      a fault at every file operation of short runs: killed, power cut, I/O errors; an hour, rewrites the counts
+# make fuzz        thousands of damaged or hostile recipes, plans, records, checkpoints, data files and images
+# make mutants     one operator of graph/ or of selection changed at a time, 200 times: do the tests notice?
 # make test-browser   the HTML report in a headless Chromium or Chrome
-# make test-zoo    every CNN of torchvision and 30 families of timm, exports, TensorBoard, GPU kernels by an interpreter;
-#                  installs those packages
-# make coverage    examine the zoos anew and rewrite docs/coverage.md
+# make test-zoo    a sample of the CNNs of torchvision and timm, exports, int8, TensorBoard, GPU kernels by an interpreter;
+#                  installs those packages; with ZOO=all every one of those CNNs but a few giants
+# make test-detectors  detectors of ultralytics and torchvision; installs ultralytics (AGPL-3.0), which paam never imports
+# make coverage    examine the zoos anew and rewrite docs/reference/coverage.md
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 EXTRAS := $(VENV)/extras
+DETECTORS := $(VENV)/detectors
+# Without what they depend on: torch, torchvision and the like are there, and OpenCV is taken without its windows.
+ULTRALYTICS := ultralytics opencv-python-headless psutil polars polars-runtime-32
+ULTRALYTICS += matplotlib contourpy cycler fonttools kiwisolver pyparsing python-dateutil six
 
-.PHONY: demo test test-slow test-crash fuzz test-browser test-zoo coverage check format clean
+.PHONY: demo test test-generated test-slow test-crash test-faults faults fuzz mutants test-browser test-zoo test-detectors coverage check format clean
 
 demo: $(READY)
 	$(BIN)/paam demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not crash and not browser and not zoo and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not crash and not browser and not zoo and not gpu and not generated and not faults"
+
+test-generated: $(READY)
+	$(BIN)/python -m pytest -m generated tests/test_generated.py tests/test_claims.py
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
@@ -29,15 +41,27 @@ test-slow: $(READY)
 test-crash: $(READY)
 	$(BIN)/python -m pytest -m crash tests/test_killed.py
 
+test-faults: $(READY)
+	$(BIN)/python -m pytest -m faults tests/test_faults.py
+
+faults: $(READY)
+	$(BIN)/python -W error tests/faults.py --jobs 2 --out tests/faults.counts.txt
+
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz.py
+
+mutants: $(READY)
+	$(BIN)/python tests/mutants.py
 
 test-browser: $(READY)
 	$(BIN)/python -m pytest -m browser
 
 test-zoo: $(EXTRAS)
-	$(BIN)/python -m pytest -m zoo tests/test_zoo.py tests/test_tensorboard.py tests/test_compiled_kernels.py
+	$(BIN)/python -m pytest -m zoo tests/test_zoo.py tests/test_small_networks.py tests/test_small_training.py tests/test_tensorboard.py tests/test_compiled_kernels.py
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m zoo tests/test_kernels.py
+
+test-detectors: $(DETECTORS)
+	$(BIN)/python -m pytest -m zoo tests/test_detection_ops.py tests/test_detectors.py tests/test_yolo.py
 
 coverage: $(EXTRAS)
 	cd tests && ../$(BIN)/python zoo.py
@@ -50,7 +74,7 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/python docs/point_links.py
+	$(BIN)/python tools/point_links.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -62,5 +86,9 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 $(EXTRAS): $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,torchvision,timm,onnx,tensorboard,benchmarks,triton]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,torchvision,timm,onnx,tensorboard,benchmarks,triton,torchao]"
 	touch $(EXTRAS)
+
+$(DETECTORS): $(EXTRAS)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(ULTRALYTICS)
+	touch $(DETECTORS)

@@ -1,62 +1,156 @@
-"""How long does pruning itself take? paam against torch-pruning 1.6.1 on ResNet-50, the same share of filters.
+"""How long does pruning itself take? paam against torch-pruning 1.6.1 on ten networks, the same share of filters.
 
-    python benchmarks/against_torch_pruning.py
+    python benchmarks/against_torch_pruning.py [MODEL ...]
 
-paam: trace, attach gates, plan, compact into a new network. torch-pruning: build the dependency graph, prune in place.
-Both start from a built network and take turns; the medians of 5 are compared. Extra memory is the growth of the
-process' peak above what it held before, each measured in a process of its own.
+paam: trace and attach gates, plan, compact into a new network. Its checks have columns of their own: what compact()
+takes longer when it checks its own work ("check", with its share of the total), and the comparison of the recording
+with the model itself ("recording"). torch-pruning: build the dependency graph, prune in place; heads are left alone,
+widths are not rounded. Both start from a built network, on one image of 224 x 224, and take turns on one thread;
+medians of 5 of CPU seconds are compared. Extra memory is the growth of the process' peak above what it held before, on
+ResNet-50, each measured in a process of its own.
 """
 
 from __future__ import annotations
 
 import copy
+import gc
 import json
+import math
 import statistics
 import subprocess
 import sys
 import time
+import warnings
+from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from paam import Pruner
+from paam.errors import one_line
+from paam.graph.checks.recording import sizes_to_hold
 from paam.models import build_model
-from paam.record import environment
+from paam.runs.environment import environment
 
 KEEP = 0.5
 REPEATS = 5
+CLASSES = 1000
+MODELS = (
+    *("torchvision:resnet50", "torchvision:mobilenet_v3_large", "timm:tf_efficientnetv2_b0", "timm:gernet_s"),
+    *("timm:repvit_m1", "timm:hgnet_tiny", "timm:dla34", "torchvision:densenet121", "torchvision:convnext_tiny"),
+    "torchvision:regnet_y_400mf",
+)
+STREAMS = ("tied", "independent")
+THEIRS = "torch-pruning 1.6.1"
+PARTS = ("trace", "plan", "compact")
+CHECKS = ("check", "recording")
 
 
-def with_paam(model: nn.Module, example: torch.Tensor, streams: str) -> nn.Module:
-    """Uniform scores fall evenly over the layers, as torch-pruning's uniform ratio does."""
-    pruner = Pruner(model, example, scorer="free", streams=streams, inplace=True)
-    pruner.select(keep_filters=KEEP)
-    return pruner.compact()
+def with_paam(
+    model: nn.Module, example: torch.Tensor, seconds: dict[str, float], *, streams: str, check: bool
+) -> nn.Module:
+    """Every group loses the same share of its filters, as torch-pruning's uniform ratio does."""
+    clock = _Clock(seconds)
+    pruner = Pruner(model, example, scorer="free", streams=streams, inplace=True, check=False)
+    clock.stop("trace")
+    pruner.select(keep_filters=KEEP, uniform=True)
+    clock.stop("plan")
+    small = pruner.compact(check=False)
+    clock.stop("compact")
+    if check:
+        pruner.compact()
+        clock.stop("checked")
+        sizes_to_hold(pruner.network.traced, pruner.network.ops)
+        clock.stop("recording")
+        seconds["check"] = seconds.pop("checked") - seconds["compact"]
+    return small
 
 
-def with_torch_pruning(model: nn.Module, example: torch.Tensor) -> nn.Module:
+def with_torch_pruning(model: nn.Module, example: torch.Tensor, seconds: dict[str, float]) -> nn.Module:
     import torch_pruning
 
-    ignored = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    clock = _Clock(seconds)
+    heads = [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features == CLASSES]
     importance = torch_pruning.importance.MagnitudeImportance(p=1)
-    torch_pruning.pruner.MagnitudePruner(
-        model, example, importance=importance, pruning_ratio=1 - KEEP, ignored_layers=ignored
-    ).step()
+    pruner = torch_pruning.pruner.MagnitudePruner(
+        model, example, importance=importance, pruning_ratio=1 - KEEP, ignored_layers=heads
+    )
+    clock.stop("trace")
+    pruner.step()
+    clock.stop("plan and cut")
     return model
 
 
-WAYS: dict[str, Callable[[nn.Module, torch.Tensor], nn.Module]] = {
-    "torch-pruning 1.6.1": with_torch_pruning,
-    "paam, tied": lambda model, example: with_paam(model, example, "tied"),
-    "paam, independent": lambda model, example: with_paam(model, example, "independent"),
+class _Clock:
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds, self.last = seconds, time.process_time()
+
+    def stop(self, part: str) -> None:
+        now = time.process_time()
+        self.seconds[part] = now - self.last
+        self.last = time.process_time()
+
+
+Way = Callable[[nn.Module, torch.Tensor, dict[str, float]], nn.Module]
+WAYS: dict[str, Way] = {
+    THEIRS: with_torch_pruning,
+    **{f"paam, {streams}": partial(with_paam, streams=streams, check=True) for streams in STREAMS},
+}
+MEMORY_WAYS: dict[str, Way] = {
+    THEIRS: with_torch_pruning,
+    **{f"paam, {streams}": partial(with_paam, streams=streams, check=False) for streams in STREAMS},
+    **{f"paam, {streams}, checked": partial(with_paam, streams=streams, check=True) for streams in STREAMS},
 }
 
 
-def build() -> tuple[nn.Module, torch.Tensor]:
+def build(name: str) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
-    return build_model("torchvision:resnet50", num_classes=1000, in_channels=3).eval(), torch.randn(1, 3, 224, 224)
+    model = build_model(name, num_classes=CLASSES, in_channels=3)
+    return model.eval(), torch.randn(1, 3, 224, 224)
+
+
+class Measured:
+    """One network: CPU seconds of every part of every way, what went wrong, parameters left."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name.partition(":")[2]
+        model, self.example = build(name)
+        self.turns: dict[str, list[dict[str, float]]] = defaultdict(list)
+        self.wrong: dict[str, str] = {}
+        self.left: dict[str, float] = {}
+        dense = sum(p.numel() for p in model.parameters())
+        for turn in range(REPEATS + 1):  # the first turn warms up
+            for way in WAYS:
+                found = {} if way in self.wrong else self._turn(way, copy.deepcopy(model), dense)
+                if turn and found:
+                    self.turns[way].append(found)
+
+    def _turn(self, way: str, model: nn.Module, dense: int) -> dict[str, float]:
+        seconds: dict[str, float] = {}
+        gc.collect()
+        try:
+            small = WAYS[way](model, self.example, seconds)
+            with torch.no_grad():
+                small.eval()(self.example)
+        except Exception as error:  # of anybody's: the table says so
+            self.wrong[way] = f"{type(error).__name__}: {one_line(error)}"
+        self.left[way] = sum(p.numel() for p in small.parameters()) / dense if way not in self.wrong else math.nan
+        return seconds
+
+    def total(self, way: str) -> float:
+        """Median seconds of the whole, the check apart."""
+        totals = [sum(value for part, value in turn.items() if part not in CHECKS) for turn in self.turns[way]]
+        return statistics.median(totals) if totals else math.nan
+
+    def part(self, way: str, part: str) -> float:
+        parts = [turn[part] for turn in self.turns[way] if part in turn]
+        return statistics.median(parts) if parts else math.nan
+
+    def ratio(self, streams: str) -> float:
+        return self.total(f"paam, {streams}") / self.total(THEIRS)
 
 
 def extra_memory(way: str) -> float:
@@ -66,12 +160,12 @@ def extra_memory(way: str) -> float:
 
 
 def _measure_memory(way: str) -> None:
-    model, example = build()
+    model, example = build(MODELS[0])
     with torch.no_grad():
         model(example)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far (Linux)
     before = _memory("VmRSS")
-    WAYS[way](model, example)
+    MEMORY_WAYS[way](model, example, {})
     print((_memory("VmHWM") - before) / 1024)
 
 
@@ -82,27 +176,39 @@ def _memory(what: str) -> int:
 
 
 def main() -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # torch-pruning says which parameters it found outside of layers
     if "--memory" in sys.argv:
         _measure_memory(sys.argv[sys.argv.index("--memory") + 1])
         return
-    model, example = build()
+    names = sys.argv[1:] or MODELS
     print(json.dumps({**environment("cpu"), "threads": torch.get_num_threads(), "keep": KEEP, "repeats": REPEATS}))
-    times: dict[str, list[float]] = {name: [] for name in WAYS}
-    sizes = {}
-    for turn in range(REPEATS + 1):  # the first turn warms up
-        for name, way in WAYS.items():
-            fresh = copy.deepcopy(model)
-            start = time.perf_counter()
-            small = way(fresh, example)
-            if turn:
-                times[name].append(time.perf_counter() - start)
-            sizes[name] = sum(p.numel() for p in small.parameters())
-    base = statistics.median(times["torch-pruning 1.6.1"])
-    print(f"{'':22}{'seconds (least to most)':>28}{'ratio':>8}{'extra MiB':>12}{'parameters left':>18}")
-    for name, found in times.items():
-        middle = statistics.median(found)
-        spread = f"{middle:.3f} ({min(found):.3f} to {max(found):.3f})"
-        print(f"{name:22}{spread:>28}{middle / base:>8.2f}{extra_memory(name):>12.0f}{sizes[name]:>18,}")
+    print("CPU seconds, medians; left: share of the parameters; share: of paam's total that the check takes\n")
+    heads = "".join(f"{part:>10}" for part in (*PARTS, "total", "ratio", "left", "check", "share", "recording"))
+    print(f"{'':20}{'torch-pruning':>15}{'left':>6}  {'streams':12}{heads}")
+    found = []
+    for name in names:
+        found.append(measured := Measured(name))
+        for streams in STREAMS:
+            _print_line(measured, streams)
+    for streams in STREAMS:
+        ratios = [ratio for measured in found if not math.isnan(ratio := measured.ratio(streams))]
+        mean = math.exp(statistics.fmean(map(math.log, ratios))) if ratios else math.nan
+        print(f"{streams}: geometric mean {mean:.2f}, largest {max(ratios, default=math.nan):.2f}")
+    print("\nextra memory on resnet50, MiB: " + "; ".join(f"{way} {extra_memory(way):.0f}" for way in MEMORY_WAYS))
+
+
+def _print_line(measured: Measured, streams: str) -> None:
+    first, way = streams == STREAMS[0], f"paam, {streams}"
+    theirs = f"{measured.total(THEIRS):>15.3f}{measured.left[THEIRS]:>6.2f}" if first else " " * 21
+    total, check, recording = measured.total(way), *(measured.part(way, part) for part in CHECKS)
+    parts = "".join(f"{measured.part(way, part):>10.3f}" for part in PARTS)
+    ratio = f"{measured.ratio(streams):>10.2f}{measured.left[way]:>10.2f}"
+    print(f"{measured.name if first else '':20}{theirs}  {streams:12}{parts}{total:>10.3f}{ratio}", end="")
+    print(f"{check:>10.3f}{check / total:>10.2f}{recording:>10.3f}", flush=True)
+    for who in (THEIRS, way) if first else (way,):
+        if who in measured.wrong:
+            print(f"    {who} fails: {measured.wrong[who]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 
 from epoch_time import make_engine
-from paam.record import environment
-from paam.schedule import phase_at
-from paam.train import checkpoint
+from paam.runs import checkpoint
+from paam.runs.environment import environment
 from paam.train.engine import Engine
+from paam.train.phase import place_of, total_epochs
 from paam.train.state import engine_state
 
 DELAYS = {"plain": None, "copy": None, "at once": 0.0, "as paam does": checkpoint.DELAY}
@@ -34,10 +34,10 @@ SET_UP = 3
 
 def measure(engine: Engine, phase: str, directory: Path) -> None:
     """Print seconds of epochs, way by way."""
-    schedule = engine.recipe.schedule
     seconds: dict[str, list[float]] = {way: [] for way in DELAYS}
     held_up: dict[str, list[float]] = {way: [] for way in DELAYS}
-    inside = [epoch for epoch in range(schedule.total) if phase_at(schedule, epoch).name == phase]
+    places = [place_of(engine.phases, epoch) for epoch in range(total_epochs(engine.phases))]
+    inside = [epoch for epoch, place in enumerate(places) if place.phase.name == phase]
     ways = list(DELAYS)
     with checkpoint.CheckpointWriter(directory) as saver:
         for epoch in range(inside[-1] + 1):

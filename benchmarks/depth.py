@@ -15,7 +15,7 @@ import torch
 
 from paam import Pruner
 from paam.models import CifarResNet
-from paam.record import environment
+from paam.runs.environment import environment
 
 DEPTHS = (20, 56, 110, 218, 506, 1004)
 

@@ -30,14 +30,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from paam.config.recipe import recipe_from_tree
 from paam.data import Augmentation, Split
+from paam.data.batches import Normalization, TrainingBatches
+from paam.methods import phases_of
 from paam.models import build_model
-from paam.pruner import Pruner
-from paam.recipe import recipe_from_tree
-from paam.record import environment
-from paam.schedule import PhaseName, phase_at
-from paam.train.batches import Normalization, TrainingBatches
+from paam.pruning.pruner import Pruner
+from paam.runs.environment import environment
 from paam.train.engine import Engine
+from paam.train.phase import place_of, total_epochs
 
 MODES = {
     "plain": {"capture": False, "compile": False, "fused": False, "masked": True},
@@ -97,8 +98,8 @@ def make_engine(options: argparse.Namespace, scorer: str, tree: dict[str, dict[s
     model = model.to(memory_format=torch.channels_last)
     example = torch.zeros(1, 3, 32, 32, device=options.device)
     settings = {key: value for key, value in sections["prune"].items() if key != "scorer"}
-    pruner = Pruner(model, example, inplace=True, scorer=scorer, score_lr=recipe.score_lr, **settings)
-    return Engine(pruner, recipe, batches, seed=0, emit=lambda event: None)
+    pruner = Pruner(model, example, inplace=True, scorer=scorer, score_lr=recipe.score.lr, **settings)
+    return Engine(pruner, recipe, phases_of(recipe), batches, seed=0, emit=lambda event: None)
 
 
 def time_phases(engine: Engine, device: str, profiled: list[str] | None = None) -> dict[str, float]:
@@ -107,12 +108,13 @@ def time_phases(engine: Engine, device: str, profiled: list[str] | None = None) 
     ``profiled``: takes the kernels of a step of each phase, as lines.
     """
     seconds: dict[str, list[float]] = {}
-    for epoch in range(engine.recipe.schedule.total):
-        phase = phase_at(engine.recipe.schedule, epoch)
+    for epoch in range(total_epochs(engine.phases)):
+        place = place_of(engine.phases, epoch)
+        phase = place.phase
         start = time.perf_counter()
         engine.run_epoch(epoch, None)
         wait(device)
-        key = f"{phase.name} set-up" if phase.first else phase.name
+        key = f"{phase.name} set-up" if place.first else phase.name
         seconds.setdefault(key, []).append(time.perf_counter() - start)
         if profiled is not None and len(seconds[key]) == TIMED - 1:  # behind the clock's last look at the phase
             profiled += profile(engine, phase.name)
@@ -179,7 +181,7 @@ def time_loader(options: argparse.Namespace, scorer: str, steps: int = 40) -> di
     return seconds
 
 
-def profile(engine: Engine, phase: PhaseName) -> list[str]:
+def profile(engine: Engine, phase: str) -> list[str]:
     """Kernels of one replayed step, by kind: milliseconds and how many."""
     step = engine.steps[phase]
     batch = next(iter(engine.batches.epoch(0)))

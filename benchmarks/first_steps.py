@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from paam.data import Augmentation, load_cifar10
+from paam.data.batches import Normalization, TrainingBatches
 from paam.models import build_model
-from paam.record import environment
-from paam.train.batches import Normalization, TrainingBatches
+from paam.runs.environment import environment
 
 STEPS, RATE = 120, 0.1
 

@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from triton.runtime.errors import OutOfResources
 
-from paam.record import environment
-from paam.train.fused import FusedNorm
-from paam.train.kernels import conv
-from paam.train.kernels import norm as norm_kernels
-from paam.train.kernels import weight_gradient as weights
+from paam.runs.environment import environment
+from paam.train.cuda.fused import FusedNorm
+from paam.train.cuda.kernels import conv
+from paam.train.cuda.kernels import norm as norm_kernels
+from paam.train.cuda.kernels import weight_gradient as weights
 
 LAYERS = {16: 32, 32: 16, 64: 8}
 """Channels of ResNet-56 -> side of the feature maps."""

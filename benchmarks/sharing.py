@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from epoch_time import SHORT, make_engine, wait
-from paam.record import environment
-from paam.schedule import phase_at
-from paam.train.sweep import shared_gpu
+from paam.runs.environment import environment
+from paam.runs.sweep import shared_gpu
+from paam.train.phase import place_of, total_epochs
 
 TRAINED = {"train": {"masked": True}, "distill": {"weight": 0.7}}
 SETTLING = 2
@@ -35,15 +35,14 @@ def train(options: argparse.Namespace, ready: Barrier, found: Any) -> None:
     torch.backends.cudnn.benchmark = True
     schedule = {**SHORT, "finetune": SETTLING + options.epochs}
     engine = make_engine(options, options.scorer, {**TRAINED, "schedule": schedule})
-    begin = next(
-        e for e in range(engine.recipe.schedule.total) if phase_at(engine.recipe.schedule, e).name == "finetune"
-    )
+    total = total_epochs(engine.phases)
+    begin = next(e for e in range(total) if place_of(engine.phases, e).phase.name == "finetune")
     for epoch in range(begin + SETTLING):
         engine.run_epoch(epoch, None)
     wait(options.device)
     ready.wait(PATIENCE)
     start = time.perf_counter()
-    for epoch in range(begin + SETTLING, engine.recipe.schedule.total):
+    for epoch in range(begin + SETTLING, total):
         engine.run_epoch(epoch, None)
     wait(options.device)
     found.put(time.perf_counter() - start)

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from paam import Pruner, count
+from paam.artifacts.latency import measure_latency, peak_memory
 from paam.graph.channel_map import ChannelMap
 from paam.models import build_model
-from paam.record import environment
-from paam.speed import measure_latency, peak_memory
+from paam.runs.environment import environment
 
 
 def pruned(model: nn.Module, example: torch.Tensor, streams: str, keep_macs: float, round_to: int) -> nn.Module:

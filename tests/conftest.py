@@ -14,8 +14,8 @@ from torch import nn
 
 import paam.cli
 from paam import Pruner
-from paam.network import Choice, Network
-from paam.select import Selection
+from paam.graph.network import Choice, Network
+from paam.pruning.select import Selection
 
 torch.set_num_threads(1)  # layers here are small: a second thread costs more than it brings
 settings.register_profile("paam", deadline=None)  # a busy machine is not a failure
@@ -47,25 +47,75 @@ def cli(monkeypatch, capsys):
     return call
 
 
-def lively(model: nn.Module, seed: int = 0) -> nn.Module:
-    """float64, with every batch norm's statistics and affine parameters away from their defaults.
+def lively(model: nn.Module, seed: int = 0, example: torch.Tensor | None = None) -> nn.Module:
+    """float64, in evaluation mode, with every parameter and floating buffer away from special values.
 
-    A fresh batch norm maps zero to zero and would hide an offset that compaction drops.
+    What a model starts with hides mistakes: a fresh batch norm maps zero to zero, a scale of 1e-6 or a gain of zero
+    makes its branch vanish, a bias of zero cannot be lost. Scales are of order one. ``example``: an input, for which
+    batch norms then hold about the right statistics: in a deep network activations would fade or grow without end.
     """
     generator = torch.Generator().manual_seed(seed)
     model = model.double().eval()
+    done: set[int] = set()  # shared tensors are drawn once
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                for tensor, low, high in (
-                    (module.running_mean, -0.5, 0.5),
-                    (module.running_var, 0.5, 2.0),
-                    (module.weight, 0.5, 1.5),
-                    (module.bias, -0.5, 0.5),
-                ):
-                    if tensor is not None:
-                        tensor.uniform_(low, high, generator=generator)
+            for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+                if tensor.is_floating_point() and id(tensor) not in done:
+                    tensor.copy_(_drawn(module, name, tensor, generator))
+                    done.add(id(tensor))
+        if example is not None:
+            _settle_norms(model, example, generator)
     return model
+
+
+def _settle_norms(model: nn.Module, example: torch.Tensor, generator: torch.Generator) -> None:
+    """Give batch norms statistics that lie about those of what they read for the example."""
+
+    def settle(norm: nn.modules.batchnorm._BatchNorm, args: tuple[torch.Tensor, ...]) -> None:
+        if norm.running_mean is None or norm.running_var is None:
+            return
+        variance, mean = torch.var_mean(args[0].movedim(1, 0).flatten(1), 1, correction=0)
+        variance = variance + 0.1 * variance.mean() + 1e-6  # a channel may be the same everywhere
+        shift = torch.empty_like(mean).uniform_(-0.5, 0.5, generator=generator)
+        norm.running_mean.copy_(mean + shift * variance.sqrt())
+        norm.running_var.copy_(variance * torch.empty_like(mean).uniform_(0.5, 2.0, generator=generator))
+
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    hooks = [norm.register_forward_pre_hook(settle) for norm in norms]
+    model(example)
+    for hook in hooks:
+        hook.remove()
+
+
+def _drawn(module: nn.Module, name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random values for one tensor of a module, by what it is there for."""
+
+    def uniform(low: float, high: float) -> torch.Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype).uniform_(low, high, generator=generator)
+
+    if name == "running_var":
+        return uniform(0.5, 2.0)
+    if name == "running_mean":
+        return uniform(-0.5, 0.5)
+    if not isinstance(tensor, nn.Parameter):  # a filter, a table, a mask: near what it was
+        finite = tensor[tensor.isfinite()]
+        around = 0.0 if not len(finite) or finite.min() > 0 else 0.1 * (float(finite.abs().max()) or 1.0)
+        return torch.where(tensor.isfinite(), tensor * uniform(0.5, 1.5) + around * uniform(-1.0, 1.0), tensor)
+    if sum(size > 1 for size in tensor.shape) > 1:
+        return _normal(tensor, generator)
+    if "bias" in name or "beta" in name:
+        return uniform(-0.5, 0.5)
+    scale = uniform(0.5, 1.5)  # of a norm, a branch, a temperature, an exponent
+    if name == "weight" and "norm" in type(module).__name__.lower():
+        scale[uniform(0.0, 1.0) < 0.25] *= -1
+    return scale
+
+
+def _normal(weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Weights as wide as they were, at least so wide that sums over inputs do not fade away."""
+    inputs = weight.numel() // weight.shape[0] if weight.shape[0] > 1 else 1
+    width = max(float(weight.std()), 0.5 / inputs**0.5)
+    return width * torch.randn(weight.shape, dtype=weight.dtype, generator=generator)
 
 
 def random_choice(network: Network, seed: int, *, whole: float = 0.1, empty: float = 0.15) -> Choice:

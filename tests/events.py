@@ -1,38 +1,65 @@
-"""Events written by hand: a run of seven epochs on a network of two layers, whose every number is known."""
+"""Lines of a record written by hand: a run of seven epochs on a network of two layers, whose every number is known.
+
+They have every key that a run writes, in its order; :func:`typed` reads them.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+from paam.events import Event, as_line, read_event
+
+Line = dict[str, Any]
 
 SCHEDULE = {"warmup": 2, "cycles": 1, "score": 1, "weight": 2, "finetune": 2, "control": False}
+LENGTHS = [
+    {"name": "warmup", "epochs": 2, "cycle": 0},
+    {"name": "score", "epochs": 1, "cycle": 1},
+    {"name": "weight", "epochs": 2, "cycle": 1},
+    {"name": "finetune", "epochs": 2, "cycle": 0},
+]
 PHASES = ["warmup", "warmup", "score", "weight", "weight", "finetune", "finetune"]
 KEPT = {"conv1": [3, 4], "conv2": [0, 6]}
 
 
-def start(**changes) -> dict:
+def start(**changes) -> Line:
     event = {
         "event": "start",
-        "version": 1,
+        "version": 2,
         "seed": 7,
         "monitor": "holdout",
         "hardware": "1 x Abacus",
-        "command": "paam prune",
         "recipe": {
             "model": {"name": "tiny"},
             "data": {"name": "beads"},
             "prune": {"scorer": "kq"},
             "schedule": SCHEDULE,
         },
+        "method": "PAAM (KQ)",
+        "epochs": 7,
+        "phases": LENGTHS,
         "dense": {"params": 1000, "macs": 20000},
         "groups": {"conv1": {"width": 4, "stream": True}, "conv2": {"width": 6, "stream": False}},
+        "paam": "0.1.0",
+        "python": "3.11.7",
+        "torch": "2.13.0",
+        "commit": "abc123",
+        "device": "cpu",
+        "command": "paam prune",
+        "data": {"hash": "9c1e", "of": ["names"]},
+        "samples": {"train": 90, "holdout": 10, "test": 20},
+        "classes": ["round", "square"],
+        "normalization": {"mean": [0.5], "std": [0.25]},
     }
     return copy.deepcopy(event) | changes
 
 
-def epoch(number: int, seconds: float = 2.0, accuracy: float | None = 50.0, loss: float = 0.25) -> dict:
+def epoch(number: int, seconds: float = 2.0, accuracy: float | None = 50.0, loss: float = 0.25) -> Line:
     cut = number > 2
     return {
         "event": "epoch",
@@ -52,10 +79,11 @@ FAILED = {"event": "failed", "epoch": 4, "reason": "The loss of step 3 is not fi
 VANISHED = {"event": "vanished", "epoch": 1, "scales": 5, "of": 40, "layers": "bn1"}
 
 
-def controlled(epochs: int = 2) -> list[dict]:
-    """The seven epochs and those of a dense control that is better: 98.46 % behind the first, more behind others."""
+def controlled(epochs: int = 2) -> list[Line]:
+    """The seven epochs and those of a dense control that is better: 98.46 % after the first, more after others."""
     events = record(7, end=False)
     events[0]["recipe"]["schedule"] = {**SCHEDULE, "control": True}
+    events[0] |= {"epochs": 12, "phases": [*LENGTHS, {"name": "control", "epochs": 5, "cycle": 0}]}
     last = {**epoch(6), "phase": "control", "kept_params": 1.0, "kept_macs": 1.0, "loss": 0.125}
     return events + [{**last, "epoch": 7 + number, "accuracy": 98.46 + number} for number in range(epochs)]
 
@@ -81,12 +109,50 @@ END = {
     "event": "end",
     "latency_batch": 128,
     "kept_filters": KEPT,
-    "dense": {"accuracy": 90.0, "params": 1000, "macs": 20000, "latency_ms": LATENCY, "trained": "warm-up only"},
-    "pruned": {"accuracy": 88.5, "params": 400, "macs": 11000, "latency_ms": {**LATENCY, "median": 2.0}},
+    "dense": {
+        "accuracy": 90.0,
+        "params": 1000,
+        "macs": 20000,
+        "latency_ms": LATENCY,
+        "uncounted": {"softmax": 1},
+        "trained": "warm-up",
+    },
+    "pruned": {
+        "accuracy": 88.5,
+        "params": 400,
+        "macs": 11000,
+        "latency_ms": {**LATENCY, "median": 2.0},
+        "uncounted": {},
+        "trained": "",
+    },
 }
 
 
-def record(until: int = 7, *, end: bool = True, **changes) -> list[dict]:
+def resumed(epoch: int, told: int, **changes) -> Line:
+    return {"event": "resumed", "told": told, "epoch": epoch, "step": 0, "skipped": [], "notes": []} | changes
+
+
+def changed(epoch: int, changes: dict[str, list], command: str = "") -> Line:
+    return {"event": "changed", "epoch": epoch, "changes": changes, "step": 0, "command": command}
+
+
+def typed(lines: Iterable[Line]) -> list[Event]:
+    """As a run makes them."""
+    events = [read_event(line) for line in lines]
+    assert None not in events
+    return events
+
+
+def as_lines(events: Iterable[Event]) -> list[Line]:
+    """As they would stand in a record."""
+    return [json.loads(json.dumps(as_line(event))) for event in events]
+
+
+def of_kind(lines: Iterable[Line], kind: str) -> list[Line]:
+    return [line for line in lines if line["event"] == kind]
+
+
+def record(until: int = 7, *, end: bool = True, **changes) -> list[Line]:
     """The first ``until`` epochs, and the end."""
     events = [start(**changes)]
     for number in range(until):
@@ -95,11 +161,11 @@ def record(until: int = 7, *, end: bool = True, **changes) -> list[dict]:
     return events + ([END] if end and until == 7 else [])
 
 
-def lines(events: list[dict]) -> str:
+def lines(events: Sequence[Line]) -> str:
     return "".join(json.dumps(event) + "\n" for event in events)
 
 
-def write_run(folder: Path, events: list[dict], age: float = 0.0) -> Path:
+def write_run(folder: Path, events: list[Line], age: float = 0.0) -> Path:
     """A run directory whose record was written ``age`` seconds ago."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "record.jsonl"

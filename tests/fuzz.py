@@ -34,28 +34,30 @@ from rich.console import Console
 from torch import nn
 
 import paam
+from fuzz_hostile import KINDS as HOSTILE
+from fuzz_hostile import Attempt, check_told
 from mutations import damaged, revalued, reworded
-from paam.artifacts import PLAN_FILE, WEIGHTS_FILE
+from paam.artifacts.saved import PLAN_FILE, WEIGHTS_FILE
+from paam.artifacts.weights import load_weights
+from paam.config.recipe import load_recipe, parse_override
+from paam.config.schedule import Schedule
 from paam.data import cifar10, load_folder
 from paam.data.safe_unpickle import safe_load
 from paam.errors import DataError, PaamError
-from paam.files import read_tensors, write_tensors
-from paam.plan import Plan
-from paam.recipe import load_recipe, parse_override
-from paam.record import RECORD_FILE
-from paam.report.checking import read_events
-from paam.report.frame import frame
-from paam.report.html import write_report
-from paam.report.runs import RunRow, list_runs
-from paam.report.state import RunState, after
-from paam.report.summary import summary
-from paam.schedule import Schedule
-from paam.train.checkpoint import KIND, read_newest_checkpoint, write_checkpoint
-from paam.train.directory import begun, find_changes, portable
+from paam.files.tensors import read_tensors, write_tensors
+from paam.graph.plan import Plan
+from paam.methods import phases_of
+from paam.report.page import write_report
+from paam.runs.beginning import restore
+from paam.runs.checkpoint import KIND, read_newest_checkpoint, write_checkpoint
+from paam.runs.directory import begun, find_changes, portable
+from paam.runs.record import RECORD_FILE, read_events
 from paam.train.engine import Engine
-from paam.train.run import restore
 from paam.train.state import engine_state
-from paam.train.weights import load_weights
+from paam.views.listing import RunRow, list_runs
+from paam.views.live_layout import frame
+from paam.views.state import RunState, after
+from paam.views.summary import summary
 
 ROOM = 3 << 30
 """Bytes of address space beyond what the process has after its imports."""
@@ -92,16 +94,14 @@ def engine() -> Engine:
     recipe = replace(recipe, schedule=Schedule(1, 1, 1, 1, 1))
     torch.manual_seed(0)
     pruner = paam.Pruner(network(), torch.zeros(1, 1, 8, 8), inplace=True)
-    return Engine(pruner, recipe, Batches(), seed=0, emit=lambda event: None)
+    return Engine(pruner, recipe, phases_of(recipe), Batches(), seed=0, emit=lambda event: None)
 
 
 # ---------------------------------------------------------------- one function per kind: damage one input and read it
 
-Attempt = Callable[[Random, Path], None]
-
 
 def recipes() -> Attempt:
-    folder = Path(paam.__file__).parent / "recipes"
+    folder = Path(paam.__file__).parent / "config" / "recipes"
     texts = [path.read_text("utf-8") for path in sorted(folder.glob("*.toml"))]
 
     def attempt(rng: Random, here: Path) -> None:
@@ -122,15 +122,16 @@ def plans() -> Attempt:
     folder = Path(tempfile.mkdtemp())
     paam.save(pruner.compact(), folder)
     weights = (folder / WEIGHTS_FILE).read_bytes()
+    state, _ = read_tensors(folder / WEIGHTS_FILE, "weights")
 
     def attempt(rng: Random, here: Path) -> None:
         plan = json.dumps(revalued(json.loads(text), rng)) if rng.random() < 0.6 else ""
         (here / PLAN_FILE).write_bytes(plan.encode() or damaged(text.encode(), rng))
-        (here / WEIGHTS_FILE).write_bytes(damaged(weights, rng) if rng.random() < 0.3 else weights)
-        read = Plan.read(here / PLAN_FILE)
-        if rng.random() < 0.2:  # as if the weights belonged to it
-            state, _ = read_tensors(folder / WEIGHTS_FILE, "weights")
-            write_tensors(here / WEIGHTS_FILE, "weights", state, {"plan": read.digest})
+        Plan.read(here / PLAN_FILE)
+        if rng.random() < 0.3:
+            (here / WEIGHTS_FILE).write_bytes(damaged(weights, rng))
+        else:  # as if the weights belonged to it
+            write_tensors(here / WEIGHTS_FILE, "weights", state, {"plan": (here / PLAN_FILE).read_text("utf-8")})
         paam.load(here, network())
 
     return attempt
@@ -163,7 +164,7 @@ def records() -> Attempt:
                 state = after(state, event)
             frame(state, 80, 24, hint="", news=[])
             if state.start and state.end:
-                Console(file=io.StringIO()).print(summary([state.start, state.end]))
+                Console(file=io.StringIO()).print(summary(state.start, state.end))
 
     return attempt
 
@@ -335,8 +336,9 @@ KINDS: dict[str, Callable[[], Attempt]] = {
     "cifar-binary": cifar_binary,
     "cifar-pickle": cifar_pickles,
     "image": images,
+    **HOSTILE,
 }
-SHARE = {"checkpoint": 0.5, "cifar-binary": 0.1, "plan": 0.5}
+SHARE = {"checkpoint": 0.5, "cifar-binary": 0.1, "plan": 0.5, "bomb": 0.3}
 """Of the count, where an input takes long."""
 
 
@@ -350,7 +352,8 @@ def fuzz(kind: str, count: int, seed: int, number: int | None = None) -> tuple[i
             try:
                 attempt(Random(f"{seed} {kind} {place}"), Path(folder))
                 read += 1
-            except PaamError:
+            except PaamError as error:
+                check_told(error)
                 refused += 1
             except BaseException as error:
                 error.add_note(f"python tests/fuzz.py --seed {seed} --kind {kind} --number {place}")

@@ -1,12 +1,18 @@
-"""Records made by hand, with numbers that are easy to check."""
+"""Records made by hand, with numbers that are easy to check: lines of JSON, as they stand in the file."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-Event = dict[str, Any]
+from paam.report.facts import Facts
+from paam.report.gathering import gather
+from paam.runs.record import salvage_events
+
+Line = dict[str, Any]
 
 RECIPE = {
     "description": "a record made by hand",
@@ -31,6 +37,15 @@ EPOCHS = [
     ("control", 0, 0.2, 89.0),
     ("control", 0, 0.05, 90.25),
 ]
+PHASES = [
+    {"name": "warmup", "epochs": 2, "cycle": 0},
+    {"name": "score", "epochs": 1, "cycle": 1},
+    {"name": "weight", "epochs": 1, "cycle": 1},
+    {"name": "score", "epochs": 1, "cycle": 2},
+    {"name": "weight", "epochs": 1, "cycle": 2},
+    {"name": "finetune", "epochs": 2, "cycle": 0},
+    {"name": "control", "epochs": 2, "cycle": 0},
+]
 SCORES = {
     1: {"stem": [0.9, 1.0, 1.0, 0.2], "block.inner": [0.1, 0.3, 0.6, 0.7], "block.outer": [1.01, 0.8, 0.4, 0.55]},
     2: {"stem": [0.9, 1.0, 1.0, 0.0], "block.inner": [0.0, 0.0, 0.1, 0.1], "block.outer": [1.01, 0.8, 0.0, 0.55]},
@@ -44,12 +59,12 @@ KEPT_MACS = {1: 0.6, 2: 0.25}
 KEPT_PARAMS = {1: 0.7, 2: 0.4}
 
 
-def events(*, seed: int = 0, accuracy: float = 88.5, trained: str = "the same epochs", **start: Any) -> list[Event]:
+def events(*, seed: int = 0, accuracy: float = 88.5, trained: str = "as long", **start: Any) -> list[Line]:
     """A finished run of three layers: dense 1,000 parameters and 2,000 MACs, pruned 400 and 500."""
-    record: list[Event] = [
+    record: list[Line] = [
         {
             "event": "start",
-            "version": 1,
+            "version": 2,
             "paam": "0.1.0",
             "hardware": "an abacus",
             "python": "3.11.7",
@@ -59,7 +74,9 @@ def events(*, seed: int = 0, accuracy: float = 88.5, trained: str = "the same ep
             "seed": seed,
             "command": f"paam prune by-hand --seed {seed}",
             "recipe": RECIPE,
+            "method": "PAAM (KQ)",
             "epochs": len(EPOCHS),
+            "phases": PHASES,
             "samples": {"train": 50_000, "holdout": 0, "test": 10_000},
             "classes": ["cat", "dog"],
             "monitor": "test",
@@ -87,7 +104,7 @@ def events(*, seed: int = 0, accuracy: float = 88.5, trained: str = "the same ep
         record.append({**event, "kept_macs": 1.0 if dense else KEPT_MACS[cycle_now], "seconds": 6.5})
     times = {"dense": (10.0, 9.0, 12.0), "pruned": (8.0, 7.5, 8.5)}
     counts = {"dense": (90.0, 1000, 2000), "pruned": (accuracy, 400, 500)}
-    end: Event = {"event": "end", "latency_batch": 32, "kept_filters": KEPT[2]}
+    end: Line = {"event": "end", "latency_batch": 32, "kept_filters": KEPT[2]}
     for name in ("dense", "pruned"):
         latency = dict(zip(("median", "low", "high"), times[name], strict=True))
         end[name] = {**dict(zip(("accuracy", "params", "macs"), counts[name], strict=True)), "latency_ms": latency}
@@ -95,13 +112,17 @@ def events(*, seed: int = 0, accuracy: float = 88.5, trained: str = "the same ep
     return [*record, end]
 
 
-def large(layers: int = 109, width: int = 64, cycles: int = 10, epochs: int = 440) -> list[Event]:
+def large(layers: int = 109, width: int = 64, cycles: int = 10, epochs: int = 440) -> list[Line]:
     """A record as long as the paper's recipe gives for ResNet-110; every score is different."""
     names = [f"layer{1 + i // 37}.{i % 37 // 2}.conv{1 + i % 2}" for i in range(layers)]
-    record = events(groups={name: {"width": width, "stream": i % 2 == 0} for i, name in enumerate(names)})
+    record = events(
+        groups={name: {"width": width, "stream": i % 2 == 0} for i, name in enumerate(names)},
+        epochs=epochs,
+        phases=[{"name": "finetune", "epochs": epochs, "cycle": 0}],
+    )
     start, end = record[0], record[-1]
     kept = {name: [(7 * i) % (width + 1), width] for i, name in enumerate(names)}
-    between: list[Event] = []
+    between: list[Line] = []
     for cycle in range(1, cycles + 1):
         scores = {
             n: [round((37 * (k + i + cycle) % 1000) / 1000, 4) for k in range(width)] for i, n in enumerate(names)
@@ -111,12 +132,20 @@ def large(layers: int = 109, width: int = 64, cycles: int = 10, epochs: int = 44
         between.append({**event, "kept_params": 0.5, "kept_macs": 0.5, "accuracy": 50.0})
     for number in range(epochs):
         event = {"event": "epoch", "epoch": number, "phase": "finetune", "cycle": 0, "loss": 1 / (number + 1.37)}
-        between.append({**event, "accuracy": 90 - 50 / (number + 1), "kept_macs": 0.5, "seconds": 1.234567})
+        event |= {"lr": 0.1, "accuracy": 90 - 50 / (number + 1), "kept_params": 0.5, "kept_macs": 0.5}
+        between.append({**event, "seconds": 1.234567})
     return [start, *between, {**end, "kept_filters": kept}]
 
 
-def write(folder: Path, record: list[Event]) -> Path:
+def write(folder: Path, record: list[Line]) -> Path:
     """A run directory that holds this record; returns the record's path."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "record.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in record), "utf-8")
     return folder / "record.jsonl"
+
+
+def facts_of(name: str, record: list[Line], problems: Sequence[str] = ()) -> Facts:
+    """What a report makes of a record, damaged or not."""
+    with TemporaryDirectory() as folder:
+        events, found = salvage_events(write(Path(folder), record))
+    return gather(name, events, [*problems, *found])

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-import paam.train.batches
+import paam.data.batches
 from paam.data import Augmentation, Split
 from paam.data.augment import OPERATIONS, STRENGTHS, crop_and_flip, cut_out, draw, mix_up, trivial_augment
-from paam.train.batches import Normalization, TrainingBatches
+from paam.data.batches import Normalization, TrainingBatches
 
 LEVELS = [*range(STRENGTHS)]
 SIGNS = (1.0, -1.0)
@@ -314,7 +314,7 @@ def test_draws_have_the_ranges_and_frequencies_they_should():
 
 
 def batches_of(images: torch.Tensor, what: Augmentation, values: int, monkeypatch, seed: int = 0) -> TrainingBatches:
-    monkeypatch.setattr(paam.train.batches, "BLOCK_VALUES", values)
+    monkeypatch.setattr(paam.data.batches, "BLOCK_VALUES", values)
     split = Split(images, torch.arange(len(images)) % 5)
     normalize = Normalization((0.4, 0.5, 0.6)[: images.shape[1]], (0.2, 0.25, 0.3)[: images.shape[1]])
     return TrainingBatches(split, normalize, what, batch_size=8, classes=5, seed=seed, device="cpu")

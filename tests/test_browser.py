@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from browser import Page, browser
-from paam.report.html import write_report
+from paam.report.page import write_report
 from records import EPOCHS, RECIPE, SCORES, events, large, write
 from render.pages import FIGURES
 
@@ -34,7 +34,7 @@ def reports(tmp_path_factory) -> dict[str, Path]:
     one = write(folder / "one", events())
     many = [
         one,
-        write(folder / "two", events(accuracy=93.0, trained="warm-up only", recipe=other)),
+        write(folder / "two", events(accuracy=93.0, trained="warm-up", recipe=other)),
         write(folder / "three", events(recipe={**RECIPE, "description": "cut short", "target": {}})[:-1]),
     ]
     made = {"one": [one], "many": many, "deep": [write(folder / "deep", large())]}
@@ -271,9 +271,10 @@ def test_labels_of_the_stages_stand_apart_where_there_are_many(chromium, tmp_pat
     for event in record[place:]:
         event["epoch"] = event.get("epoch", 0) + 100
     for cycle in range(10, 0, -1):
-        cut = {"event": "selection", "epoch": cycle, "cycle": cycle, "kept_macs": 0.5, "accuracy": 50.0}
-        after = {"event": "epoch", "epoch": 10 + cycle, "phase": "weight", "cycle": cycle, "loss": 1.0}
-        record[place:place] = [cut, {**after, "accuracy": 60.0 + cycle}]
+        kept = {"kept_macs": 0.5, "kept_params": 0.5}
+        cut = {"event": "selection", "epoch": cycle, "cycle": cycle, "threshold": 0.5, "kept_filters": {}, **kept}
+        after = {"event": "epoch", "epoch": 10 + cycle, "phase": "weight", "cycle": cycle, "loss": 1.0, "lr": 0.1}
+        record[place:place] = [{**cut, "accuracy": 50.0}, {**after, **kept, "accuracy": 60.0 + cycle, "seconds": 1.0}]
     write_report([write(tmp_path / "run", record)], tmp_path / "r.html")
     chromium.open(tmp_path / "r.html", width=PHONE)
     assert chromium.texts(".stages .x-ticks span") == ["warm-up", "1", "3", "5", "7", "9", "tuned", "dense"]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from paam.artifacts.weights import load_weights
 from paam.data import load_data
+from paam.data.batches import EvaluationBatches, Normalization
 from paam.models import MODELS
-from paam.train.batches import EvaluationBatches, Normalization
 from paam.train.evaluation import accuracy
-from paam.train.weights import load_weights
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ triton = pytest.importorskip("triton", reason="make test-zoo")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from paam.train.kernels import conv, frozen_norm, norm  # noqa: E402
-from paam.train.kernels import weight_gradient as weights  # noqa: E402
-from paam.train.kernels.rows import padded, unit  # noqa: E402
+from paam.train.cuda.kernels import conv, frozen_norm, norm  # noqa: E402
+from paam.train.cuda.kernels import weight_gradient as weights  # noqa: E402
+from paam.train.cuda.kernels.rows import padded, unit  # noqa: E402
 
 pytestmark = pytest.mark.zoo
 

@@ -8,9 +8,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from paam import count, measure_latency
+from paam.artifacts.latency import compare, peak_memory
+from paam.graph.network import prepare
 from paam.models import MODELS, resnet56
-from paam.network import prepare
-from paam.speed import compare, peak_memory
 
 PARAMETERS = {
     "resnet20": 269_722,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import pickle
 import re
@@ -20,6 +21,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from paam.data import Split, hold_out, load_data
+from paam.data.differences import compare
+from paam.data.manifest import manifest_of
+from paam.data.marks import mark_pixels
 from paam.errors import DataError, PaamError, RecipeError
 
 REAL_CIFAR10 = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar10"
@@ -243,6 +247,22 @@ def test_both_layouts_give_the_same_tensors(cifar, loaded):
     for ours, other in ((data.train, loaded.train), (data.test, loaded.test)):
         assert torch.equal(ours.images, other.images)
         assert torch.equal(ours.labels, other.labels)
+    assert manifest_of(data).digest == manifest_of(loaded).digest
+
+
+def test_one_pixel_and_one_label_of_60_000_images_are_found(loaded):
+    before = manifest_of(loaded)
+    images, labels = loaded.train.images.clone(), loaded.test.labels.clone()
+    images[12_345, 2, 31, 31] ^= 1
+    labels[77] = (labels[77] + 1) % 10
+    train = dataclasses.replace(loaded.train, images=images, marks=mark_pixels(images))
+    test = dataclasses.replace(loaded.test, labels=labels)
+    now = manifest_of(dataclasses.replace(loaded, train=train, test=test))
+    assert now.digest != before.digest
+    label, image = compare(before, now).words
+    was, became = (loaded.classes[number] for number in (loaded.test.labels[77], labels[77]))
+    assert label == f"1 label changed (50077 was '{was}', is '{became}')"
+    assert image == f"1 image changed ({loaded.classes[loaded.train.labels[12_345]]}/12345)"
 
 
 def test_binary_is_preferred_and_python_is_used_where_binary_is_incomplete(cifar, tmp_path):

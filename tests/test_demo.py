@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paam.recipe import load_recipe
-from paam.record import of_kind
-from paam.train.run import run
+from events import of_kind
+from paam.config.recipe import load_recipe
+from ran import run
 
 
 @pytest.mark.slow

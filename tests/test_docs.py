@@ -10,7 +10,7 @@ import pytest
 from render import pages
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [*sorted(ROOT.glob("docs/*/*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
 def links(page: Path) -> list[tuple[str, str, str]]:

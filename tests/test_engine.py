@@ -14,14 +14,16 @@ from torch import Tensor, nn
 
 from conftest import lively, relative_error
 from paam import Pruner
+from paam.config.recipe import DistillSettings, Recipe, recipe_from_tree
 from paam.errors import DivergedError
-from paam.recipe import DistillSettings, Recipe, recipe_from_tree
-from paam.train.average import Average
-from paam.train.checkpoint import read_newest_checkpoint, write_checkpoint
+from paam.events import Vanished
+from paam.methods import phases_of
+from paam.runs.checkpoint import read_newest_checkpoint, write_checkpoint
 from paam.train.divergence import check_epoch, vanished_scales
+from paam.train.ema import EMA
 from paam.train.engine import Engine
 from paam.train.flat import FlatParameters
-from paam.train.networks import Networks
+from paam.train.phase import Phase
 from paam.train.state import engine_state, restore_engine
 from paam.train.steps import distillation, make_loss
 
@@ -106,9 +108,9 @@ def engine(given: Recipe, *, masked: bool = False, channels_last: bool = False) 
     if channels_last:  # as on GPUs
         model = model.to(memory_format=torch.channels_last)
     pruner = Pruner(model, torch.zeros(1, 1, 6, 6, dtype=torch.float64), inplace=True, score_lr=0.05)
-    made = Engine(pruner, given, Batches(), seed=0, emit=lambda event: None)
+    made = Engine(pruner, given, phases_of(given), Batches(), seed=0, emit=lambda event: None)
     if masked:  # the engine itself does so on GPUs only
-        made.networks = Networks(pruner, masked=True, bfloat16=False)
+        made.networks.masked = True
     return made
 
 
@@ -143,10 +145,10 @@ def test_a_network_that_is_partly_dead_after_warm_up_is_told_of(monkeypatch):
     nn.init.constant_(norm.weight, -0.019)
     found = vanished_scales(made.pruner.model, 3)
     assert usual is None
-    assert found == {"event": "vanished", "epoch": 3, "scales": norm.num_features, "of": total, "layers": name}
+    assert found == Vanished(epoch=3, scales=norm.num_features, of=total, layers=name)
     monkeypatch.setattr("paam.train.divergence.VANISHED", 100.0)  # then all of them have
     run(made, 0, made.recipe.schedule.total)
-    assert [event["epoch"] for event in told if event["event"] == "vanished"] == [made.recipe.schedule.warmup - 1]
+    assert [event.epoch for event in told if isinstance(event, Vanished)] == [made.recipe.schedule.warmup - 1]
 
 
 def test_without_warm_up_the_teacher_is_the_network_as_it_came():
@@ -296,7 +298,7 @@ def test_what_is_measured_and_left_is_the_mean_and_training_goes_on_from_the_wei
 def test_a_mean_of_bfloat16_weights_moves_by_less_than_they_can_tell():
     layer = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
     nn.init.constant_(layer.weight, 1.0)
-    average = Average(FlatParameters({"weight": layer.weight}), layer, 0.999)
+    average = EMA(FlatParameters({"weight": layer.weight}), layer, 0.999)
     nn.init.constant_(layer.weight, 2.0)
     for _ in range(1000):
         average.update()
@@ -318,4 +320,4 @@ def test_a_mean_of_bfloat16_weights_moves_by_less_than_they_can_tell():
 def test_a_loss_has_exploded_where_an_epoch_ends_far_above_its_beginning(losses, exploded):
     values = [torch.ones(3)]
     with pytest.raises(DivergedError, match="exploded in epoch 8") if exploded else nullcontext():
-        check_epoch([torch.tensor(loss) for loss in losses], values, "finetune", 7)
+        check_epoch([torch.tensor(loss) for loss in losses], values, Phase("finetune", 9, "finetune"), 7, losses[0])

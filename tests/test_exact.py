@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import lively, random_choice, relative_error
 from paam import Pruner, count
+from paam.graph.network import Choice, prepare
 from paam.models import CifarResNet, resnet20, resnet56, resnet110, vgg16_bn
-from paam.network import Choice, prepare
-from paam.select import Selection
+from paam.pruning.select import Selection
 
 TOLERANCE = 1e-9
 MODES = [(p, s) for p in ("sum", "branch") for s in ("independent", "tied")]

@@ -22,13 +22,17 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import paam
-from paam.errors import ArtifactError, PaamError
-from paam.files import write_atomically
+from events import END, FAILED, start, typed
+from events import epoch as epoch_line
+from paam.errors import ArtifactError, DamagedError, PaamError
+from paam.events import Epoch, of_kind
+from paam.files.durable import write_atomically
+from paam.files.tensors import read_tensors, write_tensors
+from paam.graph.plan import Kept, Plan
 from paam.graph.trace import trace
 from paam.models import resnet20, resnet32
-from paam.plan import Kept, Plan
-from paam.record import RecordWriter, of_kind, read_record
-from paam.train.checkpoint import read_newest_checkpoint, write_checkpoint
+from paam.runs.checkpoint import read_newest_checkpoint, write_checkpoint
+from paam.runs.record import RecordWriter, read_events, read_record
 
 DEEP = "[" * 100_000
 
@@ -277,20 +281,14 @@ def test_where_nothing_can_be_written_is_an_artifact_error(tmp_path, target):
 
 # ---------------------------------------------------------------- records
 
-EVENTS = [
-    {"event": "start", "version": 1, "seed": 0},
-    {"event": "epoch", "epoch": 0, "loss": 2.5},
-    {"event": "selection", "epoch": 1, "text": "ä\u2028\n"},
-    {"event": "epoch", "epoch": 1, "loss": 0.1 + 0.2},
-    {"event": "end", "accuracy": 90.0},
-]
+EVENTS = [start(), epoch_line(0, loss=2.5), {**FAILED, "reason": "ä\u2028\n"}, epoch_line(1, loss=0.1 + 0.2), END]
 
 
 @pytest.fixture
 def record(tmp_path) -> Path:
     path = tmp_path / "record.jsonl"
     write = RecordWriter(path)
-    for event in EVENTS:
+    for event in typed(EVENTS):
         write(event)
     return path
 
@@ -298,7 +296,7 @@ def record(tmp_path) -> Path:
 def test_a_record_has_one_json_object_per_line(record):
     assert [json.loads(line) for line in record.read_bytes().decode().removesuffix("\n").split("\n")] == EVENTS
     assert read_record(record) == EVENTS
-    assert of_kind(EVENTS, "epoch") == [EVENTS[1], EVENTS[3]]
+    assert of_kind(read_events(record), Epoch) == typed([EVENTS[1], EVENTS[3]])
 
 
 def test_a_last_line_cut_short_is_left_out(record):
@@ -311,19 +309,23 @@ def test_a_last_line_cut_short_is_left_out(record):
     assert read_record(record) == EVENTS
 
 
-@pytest.mark.parametrize("damage", ["{", '{"event": "epoch", "lo', "", "12", "[]", '{"epoch": 3}', DEEP, "\x00"])
+@pytest.mark.parametrize(
+    "damage", ["{", '{"event": "epoch", "lo', "", "12", "[]", '{"epoch": 3}', '{"event": "epoch"}', DEEP, "\x00"]
+)
 def test_a_damaged_line_in_the_middle_is_refused_by_number(record, damage):
     lines = record.read_text("utf-8").split("\n")
     lines[2] = damage
     record.write_text("\n".join(lines), "utf-8")
-    with pytest.raises(ArtifactError, match=r"record\.jsonl.*line 3"):
-        read_record(record)
+    for read in (read_record, read_events):
+        with pytest.raises(DamagedError, match=r"record\.jsonl.*line 3"):
+            read(record)
 
 
 def test_a_record_of_another_version_is_refused(record):
-    record.write_text(record.read_text("utf-8").replace('"version": 1', '"version": 2'), "utf-8")
-    with pytest.raises(ArtifactError, match="version 2; this paam reads 1"):
+    record.write_text(record.read_text("utf-8").replace('"version": 2', '"version": 3'), "utf-8")
+    with pytest.raises(ArtifactError, match="version 3; this paam reads 2") as refused:
         read_record(record)
+    assert not isinstance(refused.value, DamagedError)
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\x00\x80"], ids=["missing", "binary"])
@@ -338,16 +340,68 @@ def test_a_record_that_cannot_be_read_is_refused_by_name(tmp_path, content):
 def test_going_on_drops_what_will_be_written_again(record):
     record.write_bytes(record.read_bytes()[:-5])  # as a crash leaves it
     write = RecordWriter(record)
-    assert write.go_on_behind(2) == EVENTS[:2]
-    write({"event": "epoch", "epoch": 1, "loss": 7.0})
-    assert read_record(record) == [EVENTS[0], EVENTS[1], {"event": "epoch", "epoch": 1, "loss": 7.0}]
+    assert write.cut_back(2) == (typed(EVENTS[:2]), [])
+    write(*typed([epoch_line(1, loss=7.0)]))
+    assert read_record(record) == [EVENTS[0], EVENTS[1], epoch_line(1, loss=7.0)]
     assert write.count == 3
+
+
+def test_what_only_a_later_version_knows_stays_where_the_record_is_cut_back(record):
+    lines = record.read_text("utf-8").splitlines(keepends=True)
+    foreign = [lines[0].replace("{", '{"moon": 1, ', 1), '{"event": "weather", "sun": true}\n']
+    record.write_text("".join([*foreign, *lines[1:]]), "utf-8")
+    assert read_events(record) == typed(EVENTS)
+    assert RecordWriter(record).cut_back(3) == (typed(EVENTS[:2]), [])
+    assert record.read_text("utf-8") == "".join([*foreign, lines[1]])
+
+
+GARBAGE = [
+    b'{"event": "epoch"}\n',
+    b"{\n",
+    b"\x00" * 4096 + b"\n",
+    b"\xff\xfe",
+    b"[]\n",
+    b'{"epoch": 3}\n',
+    DEEP.encode() + b"\n",
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
+@pytest.mark.parametrize("tail", [b"", json.dumps(EVENTS[3]).encode() + b"\n"], ids=["last", "followed"])
+def test_damage_after_the_events_that_are_kept_is_cut_off_and_said(record, garbage, tail):
+    lines = record.read_bytes().splitlines(keepends=True)
+    record.write_bytes(b"".join(lines[:3]) + garbage + tail)
+    with pytest.raises(ArtifactError, match="line 4"):
+        RecordWriter(record).cut_back(4)
+    kept, (note,) = RecordWriter(record).cut_back(3)
+    assert kept == typed(EVENTS[:3])
+    assert "line 4" in note
+    assert "cut back to the 3 events" in note
+    assert record.read_bytes() == b"".join(lines[:3])
+
+
+def test_an_event_that_finds_no_room_leaves_no_half_of_itself(record, monkeypatch):
+    """What comes next, the reason why the run failed, must not follow half a line."""
+    write, written = RecordWriter(record), os.write
+    write.cut_back(2)
+    before = record.read_bytes()
+
+    def half_then_full(descriptor, content):
+        monkeypatch.setattr(os, "write", fail_with(errno.ENOSPC))
+        return written(descriptor, content[:7])
+
+    monkeypatch.setattr(os, "write", half_then_full)
+    with pytest.raises(ArtifactError, match=r"record\.jsonl cannot be written: No space left"):
+        write(*typed([epoch_line(2)]))
+    monkeypatch.undo()
+    assert record.read_bytes() == before
+    assert write.count == 2
 
 
 def test_a_record_that_is_shorter_than_its_checkpoint_says_is_refused_and_kept(record):
     before = record.read_bytes()
     with pytest.raises(ArtifactError, match="5 events, fewer than the 6"):
-        RecordWriter(record).go_on_behind(6)
+        RecordWriter(record).cut_back(6)
     assert record.read_bytes() == before
 
 
@@ -377,8 +431,8 @@ def test_the_newest_checkpoint_wins_and_the_last_two_are_kept(tmp_path):
     assert read_newest_checkpoint(tmp_path / "none") == (None, [])
     for place in ((1, 0), (2, 3), (9, 99), (10, 0), (10, 7)):
         write_checkpoint(tmp_path, place, tensors(sum(place)), {"note": "ä", "place": place})
-    (state, header), passed_over = read_newest_checkpoint(tmp_path)
-    assert passed_over == []
+    (state, header), skipped = read_newest_checkpoint(tmp_path)
+    assert skipped == []
     assert same(state, tensors(17))
     assert header == {"kind": "checkpoint", "version": 1, "epoch": 10, "step": 7, "note": "ä", "place": [10, 7]}
     stored = [file_header(p)["__metadata__"]["paam"].partition(" ")[2] for p in sorted(tmp_path.iterdir())]
@@ -447,7 +501,7 @@ def test_only_damaged_checkpoints_are_an_error_that_names_each_and_the_way_out(t
     ],
     ids=["none", "format", "version", "headless", "cut", "list", "empty"],
 )
-def test_a_foreign_file_in_the_place_of_a_checkpoint_is_passed_over(tmp_path, metadata):
+def test_a_foreign_file_in_the_place_of_a_checkpoint_is_skipped(tmp_path, metadata):
     older, newer = two_checkpoints(tmp_path)
     save_file({"a": torch.zeros(3)}, newer, metadata)
     assert newest(tmp_path)[1]["epoch"] == 4
@@ -636,31 +690,62 @@ def test_an_architecture_that_differs_without_a_tensor_of_its_own_is_refused(sma
         paam.load(small_files, tiny(**other))
 
 
-def test_weights_of_another_plan_are_refused(copied, tmp_path):
+def test_a_save_over_an_earlier_one_cut_anywhere_is_the_old_network_or_the_new(tmp_path, monkeypatch):
+    """Killed before each step of it: before every write, flush and rename."""
+    old, new = pruned(tiny(), side=8, keep_macs=0.5), pruned(tiny(), side=8, keep_macs=0.3, seed=1)
+    found = []
+
+    def cut_before(number: int) -> bool:
+        shutil.rmtree(tmp_path / "saved", ignore_errors=True)
+        paam.save(old, tmp_path / "saved")
+        left = [number]
+        with monkeypatch.context() as patch:
+            for owner, name in ((os, "write"), (os, "fsync"), (Path, "replace")):
+                patch.setattr(owner, name, stopping(getattr(owner, name), left))
+            try:
+                paam.save(new, tmp_path / "saved")
+            except Cut:
+                return True
+        return False
+
+    number = 0
+    while cut_before(number):
+        state = paam.load(tmp_path / "saved", tiny()).state_dict()
+        found.append(same(state, new.state_dict()))
+        (tmp_path / "saved" / f".plan.json.{'0' * 16}.tmp").touch()  # a kill leaves what an exception does not
+        paam.save(new, tmp_path / "saved")
+        assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["model.safetensors", "plan.json"]
+        assert found[-1] or same(state, old.state_dict())
+        number += 1
+    assert {False, True} == set(found)
+    assert found == sorted(found)  # old ones first, and from one moment on the new one
+
+
+class Cut(BaseException):
+    """Nothing catches it, as nothing catches a kill."""
+
+
+def stopping(operation, left: list[int]):
+    def counted(*arguments, **options):
+        if not left[0]:
+            raise Cut
+        left[0] -= 1
+        return operation(*arguments, **options)
+
+    return counted
+
+
+def test_a_plan_beside_the_weights_is_a_copy_and_theirs_counts(copied, small_files, tmp_path):
+    wanted = paam.load(small_files, tiny()).state_dict()
     paam.save(pruned(tiny(), side=8, keep_macs=0.3), tmp_path / "other")
-    shutil.copy(tmp_path / "other" / "model.safetensors", copied)
-    with pytest.raises(ArtifactError, match=r"model\.safetensors"):
-        paam.load(copied, tiny())
+    for change in (lambda path: shutil.copy(tmp_path / "other" / path.name, path), Path.unlink):
+        change(copied / "plan.json")
+        assert same(paam.load(copied, tiny()).state_dict(), wanted)
 
 
-def test_weights_of_another_plan_of_the_same_widths_are_refused(tmp_path):
-    """Which channels a residual stream keeps is in the plan alone, so shapes cannot tell the two apart."""
-    model = shaken(resnet20())
-    pruner = paam.Pruner(model, torch.zeros(1, 3, 32, 32))
-    made = pruner.select(keep_filters=1).plan
-    for name, shift in (("one", 0), ("two", 4)):
-        groups = {g: Kept(k.width, tuple(range(shift, shift + k.width // 2))) for g, k in made.groups.items()}
-        plan = Plan(made.fingerprint, made.inputs, made.placement, made.streams, groups)
-        paam.save(pruner.compact(plan), tmp_path / name)
-    shutil.copy(tmp_path / "one" / "model.safetensors", tmp_path / "two")
-    with pytest.raises(ArtifactError, match=r"model\.safetensors"):
-        paam.load(tmp_path / "two", resnet20())
-
-
-def test_weights_of_another_architecture_are_refused(half_resnet, copied):
-    shutil.copy(half_resnet[0] / "model.safetensors", copied)
-    with pytest.raises(ArtifactError, match=r"model\.safetensors.*another plan"):
-        paam.load(copied, tiny())
+def test_weights_of_another_architecture_are_refused(half_resnet):
+    with pytest.raises(ArtifactError, match="made for another architecture"):
+        paam.load(half_resnet[0], tiny())
 
 
 def test_weights_cut_short_anywhere_are_refused(copied):
@@ -691,10 +776,17 @@ def test_weights_that_were_tampered_with_are_refused(copied, change):
         paam.load(copied, tiny())
 
 
-@pytest.mark.parametrize("name", ["plan.json", "model.safetensors"])
-def test_a_missing_half_is_named(copied, name):
-    (copied / name).unlink()
-    with pytest.raises(ArtifactError, match=name.replace(".", r"\.")):
+def test_weights_without_their_plan_are_refused_with_what_to_do(copied):
+    state, _ = read_tensors(copied / "model.safetensors", "weights")
+    for header in ({}, {"plan": "0123456789abcdef"}, {"plan": {}}):
+        write_tensors(copied / "model.safetensors", "weights", state, header)
+        with pytest.raises(ArtifactError, match=r"model\.safetensors lacks the plan.*save the network again"):
+            paam.load(copied, tiny())
+
+
+def test_missing_weights_are_named(copied):
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(ArtifactError, match=r"model\.safetensors"):
         paam.load(copied, tiny())
 
 
@@ -708,12 +800,14 @@ def test_a_missing_half_is_named(copied, name):
         {"inputs": [[1, 5, 8, 8]]},
         {"inputs": [[8]]},
         {"inputs": [[1, 3, 1_000_000, 1_000_000]]},
+        {"version": 2},
     ],
     ids=lambda change: str(change)[:40],
 )
 def test_an_edited_plan_is_refused(copied, change):
-    path = copied / "plan.json"
-    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **change}), "utf-8")
+    state, header = read_tensors(copied / "model.safetensors", "weights")
+    plan = json.dumps({**json.loads(header["plan"]), **change})
+    write_tensors(copied / "model.safetensors", "weights", state, {"plan": plan})
     with pytest.raises(PaamError):
         paam.load(copied, tiny())
 

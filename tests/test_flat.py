@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paam.config.recipe import OptimizerSettings
 from paam.errors import ArtifactError
-from paam.recipe import OptimizerSettings
 from paam.train.flat import FlatParameters, RoundedWeights
 from paam.train.optimizers import build_optimizer, load_optimizer_state, optimizer_state, set_learning_rate
 from paam.train.packing import Packed, as_tensors, from_tensors, unpack

@@ -20,7 +20,7 @@ def test_damaged_input_is_read_or_refused():
     )
     assert done.returncode == 0, done.stderr
     *kinds, last = done.stdout.splitlines()
-    assert len(kinds) == 8
-    assert last.startswith("610 inputs")
+    assert len(kinds) == 12
+    assert last.startswith("940 inputs")
     for line in kinds:
         assert int(line.split()[3]) > 0, line  # of all kinds, some are refused

@@ -18,16 +18,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from paam.config.recipe import recipe_from_tree
 from paam.data import Augmentation, Split
+from paam.data.batches import Normalization, TrainingBatches
 from paam.graph.modes import evaluating
+from paam.methods import phases_of
 from paam.models import resnet20
-from paam.pruner import Pruner
-from paam.recipe import recipe_from_tree
-from paam.schedule import phase_at
-from paam.train.batches import Normalization, TrainingBatches
-from paam.train.capture import PLAIN_STEPS
+from paam.pruning.pruner import Pruner
+from paam.train.cuda.capture import PLAIN_STEPS
 from paam.train.engine import Engine
 from paam.train.evaluation import Monitor
+from paam.train.phase import place_of, total_epochs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -88,9 +89,9 @@ def tracked(device: str, noise: float = 0.0, draw: int = 0, **train: Any) -> dic
         model = model.to(memory_format=torch.channels_last)
     pruner = Pruner(model, torch.zeros(1, 3, 32, 32, device=device), inplace=True, score_lr=1e-3)
     losses: dict[str, list[float]] = {}
-    engine = Engine(pruner, recipe, batches, seed=0, emit=lambda event: None)
-    for epoch in range(recipe.schedule.total):
-        phase = phase_at(recipe.schedule, epoch).name
+    engine = Engine(pruner, recipe, phases_of(recipe), batches, seed=0, emit=lambda event: None)
+    for epoch in range(total_epochs(engine.phases)):
+        phase = place_of(engine.phases, epoch).phase.name
         seen: list[Tensor] = []
 
         def watched(found: list[Tensor], *rest: Any, seen: list[Tensor] = seen) -> None:
@@ -154,7 +155,7 @@ def test_gradients_of_fused_kernels_are_as_near_to_float32_as_those_of_torch(pha
 
     One batch is not enough to say so: a norm may have no more than sixteen scales.
     """
-    from paam.train.fused import fused
+    from paam.train.cuda.fused import fused
 
     torch.manual_seed(0)
     batches = torch.randn(8, 64, 3, 32, 32, device="cuda")
@@ -195,7 +196,7 @@ def test_fused_and_captured_evaluation_counts_as_the_plain_one_does(mode):
 
     Images differ in colour and logits have no mean, so that answers differ too.
     """
-    from paam.train.fused import fused
+    from paam.train.cuda.fused import fused
 
     torch.manual_seed(0)
     count = PLAIN_STEPS + 2

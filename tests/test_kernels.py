@@ -18,13 +18,15 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 from paam.errors import RecipeError
 from paam.graph.modes import evaluating
+from paam.graph.rewired import as_graph_model
+from paam.graph.trace import trace
 from paam.models import resnet20
-from paam.network import prepare
-from paam.pruner import Pruner
-from paam.train.fused import ConvNorm, FusedNorm, fused
-from paam.train.kernels import conv, fast_conv, norm
-from paam.train.kernels import weight_gradient as weights
+from paam.pruning.pruner import Pruner
+from paam.train.cuda.fused import ConvNorm, FusedNorm, fused
+from paam.train.cuda.kernels import conv, fast_conv, norm
+from paam.train.cuda.kernels import weight_gradient as weights
 from paam.train.networks import Networks
+from paam.train.phase import Phase
 
 pytestmark = pytest.mark.zoo
 
@@ -198,6 +200,10 @@ def networks(model: nn.Module) -> Networks:
     return made
 
 
+def phase(network: str, gates: str = "open") -> Phase:
+    return Phase("any", 1, "warmup", network=network, gates=gates)
+
+
 def is_fused(model: nn.Module) -> bool:
     return any(isinstance(layer, FusedNorm) for layer in model.modules())
 
@@ -210,7 +216,7 @@ def test_teacher_and_control_answer_as_the_dense_network_does():
     torch.testing.assert_close(teacher(x), plain(x))
     torch.testing.assert_close(teacher(x), teacher(x))  # no dropout
     made.control = made.dense().train()
-    quick = made.quick("control")
+    quick = made.fast(phase("control"))
     assert is_fused(quick)
     found = []
     for network in (quick, made.control):
@@ -221,8 +227,8 @@ def test_teacher_and_control_answer_as_the_dense_network_does():
 
 def test_one_fused_network_serves_all_phases_and_follows_the_gates():
     made, x = networks(resnet20()), drawn(2, 3, 6, 6)
-    quick, model = made.quick("warmup"), made.pruner.model
-    assert made.quick("weight") is made.quick("score") is quick
+    quick, model = made.fast(phase("gated")), made.pruner.model
+    assert made.fast(phase("gated", "binary")) is made.fast(phase("gated", "analog")) is quick
     found = []
     with evaluating(quick), torch.inference_mode():
         for mode in (made.pruner.dense(), made.pruner.scoring(), made.pruner.weighting(keep_macs=0.3)):
@@ -237,14 +243,14 @@ def test_a_compacted_network_is_fused_too():
     made, x = networks(Awkward()), drawn(2, 3, 6, 6)
     made.pruner.select(keep_filters=0.6)
     made.small = made.pruner.compact().eval().requires_grad_(False)
-    quick = made.quick("finetune")
+    quick = made.fast(phase("small"))
     assert is_fused(quick)
     torch.testing.assert_close(quick(x), made.small(x))
 
 
 def test_a_network_that_reads_a_parameter_itself_is_left_as_it_is():
     """A parameter read by forward() is exchanged for its rounded twin in the network itself."""
-    assert not is_fused(networks(Scaled()).quick("warmup"))
+    assert not is_fused(networks(Scaled()).fast(phase("gated")))
 
 
 def test_hooked_layers_are_left_as_they_are():
@@ -280,7 +286,7 @@ class Changing(nn.Module):
 
 def test_layers_that_work_in_place_or_are_called_by_keyword():
     model, x = Changing(), drawn(2, 3, 6, 6).requires_grad_()
-    network = prepare(model, x.detach()).traced.module
+    network = as_graph_model(trace(model, x.detach()))
     quick = fused(network)
     assert sum(isinstance(layer, FusedNorm) for layer in quick.modules()) == 2
     leaves = [x, *model.parameters()]

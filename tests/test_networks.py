@@ -15,9 +15,9 @@ import paam
 from conftest import compacted, lively, random_choice, relative_error
 from paam import Pruner, Target
 from paam.errors import DataError, GraphError, RecipeError, TargetError
+from paam.graph.network import prepare
 from paam.models import resnet20
-from paam.network import prepare
-from paam.select import select
+from paam.pruning.select import select
 from paam.train.evaluation import accuracy
 
 X = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -191,7 +191,26 @@ def converted(m: Net, x: Tensor) -> Tensor:
     return m.fc(m.b(h[:, :, None].expand(-1, -1, 2, -1, -1).mean(2)).mean((2, 3)))
 
 
+def two_axes_sliced(m: Net, x: Tensor) -> Tensor:
+    return m.fc(m.c(F.relu(m.a(x))[:, 1:7, ::2, ::2]).mean((2, 3)))
+
+
+def training_only(m: Net, x: Tensor) -> Tensor:
+    h = F.relu(m.a(x))
+    if m.training:
+        h = h + torch.ones_like(h)
+    return m.fc(h.mean((2, 3)))
+
+
+def clamped_by_a_tensor(m: Net, x: Tensor) -> Tensor:
+    h = m.a(x)
+    return m.fc(torch.clamp(h, min=h.mean((2, 3), keepdim=True)).mean((2, 3)))
+
+
 EXACT = {
+    "bounds that the model computes": (clamped_by_a_tensor, 8),
+    "a slice of two axes": (two_axes_sliced, 6),
+    "something done in training only": (training_only, 8),
     "a slice with bounds from a shape": (computed_slice, 4),
     "maximum and mean over channels": (channel_and_spatial_attention, 8),
     "a stack": (stacked, 8),
@@ -330,29 +349,10 @@ def alias_of_inplace_module(m: Net, x: Tensor) -> Tensor:
     return m.fc((m.b(m.relu(h)) + kept).mean((2, 3)))
 
 
-def two_axes_sliced(m: Net, x: Tensor) -> Tensor:
-    return m.fc(m.c(F.relu(m.a(x))[:, 1:7, ::2, ::2]).mean((2, 3)))
-
-
-def training_only(m: Net, x: Tensor) -> Tensor:
-    h = F.relu(m.a(x))
-    if m.training:
-        h = h + torch.ones_like(h)
-    return m.fc(h.mean((2, 3)))
-
-
-def clamped_by_a_tensor(m: Net, x: Tensor) -> Tensor:
-    h = m.a(x)
-    return m.fc(torch.clamp(h, min=h.mean((2, 3), keepdim=True)).mean((2, 3)))
-
-
 REFUSED = {
-    "bounds that the model computes": (clamped_by_a_tensor, 8, "reads something else"),
     "an alias of a value changed by a function": (alias_of_inplace, 8, "in place while a view or an alias"),
     "a view of a value changed by a function": (view_of_inplace, 8, "in place while a view or an alias"),
     "an alias of a value changed by a module": (alias_of_inplace_module, 8, "in place while a view or an alias"),
-    "a slice of two axes": (two_axes_sliced, 6, "two steps"),
-    "something done in training only": (training_only, 8, "takes another way in training"),
 }
 
 
@@ -459,7 +459,7 @@ def test_a_balance_that_there_is_none_of_is_refused() -> None:
     network = prepare(nn.Sequential(conv(3, 4), nn.ReLU(), conv(4, 4)).double(), X)
     with pytest.raises(RecipeError, match="Did you mean 'macs'"):
         network.balance("mac")
-    with pytest.raises(RecipeError, match="no balance '1'. Known: area"):
+    with pytest.raises(RecipeError, match="balance must be text"):
         network.balance(1)
 
 
@@ -514,9 +514,9 @@ def test_odd_arguments_are_explained() -> None:
     for nothing in (None, (), [3]):
         with pytest.raises(GraphError, match="example_inputs is the tensor"):
             Pruner(model, nothing)
-    with pytest.raises(GraphError, match="takes 1 inputs; 2 examples"):
+    with pytest.raises(GraphError, match="does not run on .* takes 2 positional arguments but 3 were given"):
         prepare(model, (X, X))
-    with pytest.raises(RecipeError, match="alpha 0"):
+    with pytest.raises(RecipeError, match="alpha must be > 0"):
         Pruner(model, X, alpha=0)
     with pytest.raises(GraphError, match="reparametrisation"), pytest.warns():
         prepare(
@@ -592,9 +592,5 @@ def test_layers_built_upon_known_ones_are_tried_out() -> None:
     before = model.middle.num_batches_tracked.clone()
     prepare(model, X)
     assert model.middle.num_batches_tracked == before
-    for middle, message in (
-        (SquashingNorm(8), "more than treat channels one by one"),
-        (Entangled(8, 8, 3), "its weights depend on each other"),
-    ):
-        with pytest.raises(GraphError, match=message):
-            prepare(ConstantsReach(middle).double(), X)
+    for middle in (SquashingNorm(8), Entangled(8, 8, 3)):  # they mix channels, and are left whole
+        check(ConstantsReach(middle))

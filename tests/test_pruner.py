@@ -13,10 +13,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import paam
+from conftest import lively
 from paam import Pruner
+from paam.config.settings import DistillSettings
 from paam.errors import DataError, PaamError, RecipeError, TargetError
+from paam.events import Epoch, Event, Selected, of_kind
 from paam.models import resnet20, resnet56, vgg16_bn
-from paam.settings import DistillSettings
 
 SCORERS = ["vanilla", "kq", "free"]
 
@@ -155,7 +157,7 @@ def test_phases_restore_modes_and_gradients_even_after_an_error(batch: tuple[Ten
 
 
 def test_gates_open_leave_the_network_as_it_is(batch: tuple[Tensor, Tensor]) -> None:
-    model = resnet20().eval()
+    model = lively(resnet20()).float()
     pruner = Pruner(model, batch[0])
     with torch.no_grad():
         assert torch.equal(pruner.model.eval()(batch[0]), model(batch[0]))
@@ -163,8 +165,8 @@ def test_gates_open_leave_the_network_as_it_is(batch: tuple[Tensor, Tensor]) -> 
 
 def test_analog_gates_multiply_where_the_method_says() -> None:
     """S relu(x + f(x)) behind the sum and S relu(bn(conv)) inside, spelled out on one block of ResNet-20."""
-    model = resnet20().eval()
-    x = torch.randn(2, 3, 8, 8)
+    model = lively(resnet20())
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     for placement in ("sum", "branch"):
         pruner = Pruner(model, x, scorer="free", placement=placement)
         for gate in pruner.gates.values():
@@ -180,7 +182,7 @@ def test_analog_gates_multiply_where_the_method_says() -> None:
             inner = scores["layer1.0.conv1"] * F.relu(block.bn1(block.conv1(stem)))
             branch, gate = block.bn2(block.conv2(inner)), scores["layer1.0.conv2"]
             truth = gate * F.relu(stem + branch) if placement == "sum" else F.relu(stem + gate * branch)
-        torch.testing.assert_close(seen[0], truth)
+        torch.testing.assert_close(seen[0], truth, rtol=1e-12, atol=1e-12)
 
 
 def test_groups_of_tied_and_independent_streams() -> None:
@@ -201,6 +203,13 @@ def test_groups_of_tied_and_independent_streams() -> None:
 def test_scorer_sizes_on_resnet56(scorer: str, millions: float) -> None:
     pruner = Pruner(resnet56(), torch.zeros(1, 3, 32, 32), scorer=scorer)
     assert sum(p.numel() for p in pruner.scorer_parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
+
+
+def test_scores_move_at_the_scorers_own_rate_unless_given_one() -> None:
+    image = torch.zeros(1, 3, 16, 16)
+    rates = {name: Pruner(resnet20(), image, scorer=name).optimizer.param_groups[0]["lr"] for name in ("kq", "vanilla")}
+    assert rates == {"kq": 1e-3, "vanilla": 1e-6}
+    assert Pruner(resnet20(), image, score_lr=0.25).optimizer.param_groups[0]["lr"] == 0.25
 
 
 def test_penalty_by_hand() -> None:
@@ -253,7 +262,7 @@ def test_misuse_is_explained(batch: tuple[Tensor, Tensor]) -> None:
         pass
     with pytest.raises(RecipeError, match="Did you mean 'tied'"):
         Pruner(resnet20(), batch[0], streams="tide")
-    with pytest.raises(RecipeError, match="placement 'after'"):
+    with pytest.raises(RecipeError, match="placement cannot be 'after'"):
         Pruner(resnet20(), batch[0], placement="after")
     with pytest.raises(RecipeError, match="no layer that could be pruned"):
         Pruner(nn.Sequential(nn.Linear(3, 2)), torch.zeros(1, 3))
@@ -278,7 +287,7 @@ def test_prune_in_one_call() -> None:
     )
     before = snapshot(model)
     schedule = paam.Schedule(warmup=2, cycles=2, score=1, weight=1, finetune=3)
-    seen: list[str] = []
+    seen: list[Event] = []
     pruned = paam.prune(
         model,
         loader,
@@ -286,14 +295,15 @@ def test_prune_in_one_call() -> None:
         keep_macs=0.4,
         schedule=schedule,
         device="cpu",
-        on_event=lambda e: seen.append(e["event"]),
+        on_event=seen.append,
     )
     assert not changed(before, model)
     assert paam.count(pruned.model, images[:1]).macs <= 0.4 * paam.count(model, images[:1]).macs
     with torch.no_grad():
         assert (pruned.model(images).argmax(1) == labels).float().mean() > 0.95
-    assert seen == [event["event"] for event in pruned.history]
-    assert seen.count("epoch") == schedule.total == 9
+    assert seen == pruned.history
+    assert len(of_kind(seen, Epoch)) == schedule.total == 9
+    assert of_kind(seen, Selected)[-1].kept_filters == pruned.plan.counts
     with pytest.raises(paam.errors.DataError, match="no batch"):
         paam.prune(model, [], keep_macs=0.5)
 
@@ -340,15 +350,18 @@ def test_prune_takes_the_teacher_that_a_recipe_names(tmp_path: Path) -> None:
         history = paam.prune(
             model, batches, keep_macs=0.5, schedule=schedule, recipe=paam.Recipe(distill=distill), device="cpu"
         ).history
-        losses.append([event["loss"] for event in history if event["event"] == "epoch"])
+        losses.append([event.loss for event in of_kind(history, Epoch)])
     assert losses[0][0] == losses[1][0]  # scores are not taught
     assert losses[0][1] != losses[1][1]
 
 
-def test_the_readme_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library example of the README, word for word, with the parts that are the user's own."""
+def readme_example(name: str) -> str:
     text = (Path(__file__).parents[1] / "README.md").read_text()
-    code = re.search(r"<!-- example -->\n```python\n(.*?)```", text, re.S)[1]
+    return re.search(rf"<!-- example: {name} -->\n```python\n(.*?)```", text, re.S)[1]
+
+
+def test_the_readmes_loop_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library example of the README, word for word, with the parts that are the user's own."""
     monkeypatch.chdir(tmp_path)
     images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
     epochs = []
@@ -359,8 +372,47 @@ def test_the_readme_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         optimizer.step()
         epochs.append(1)
 
-    scope = {"images": images, "loader": [(images, labels)], "criterion": F.cross_entropy}
-    exec(code, scope | {"train_one_epoch": train_one_epoch} | {"__name__": "example"}, scope)
+    scope = {"images": images, "loader": [(images, labels)], "criterion": F.cross_entropy, "torch": torch}
+    exec(readme_example("loop"), scope | {"train_one_epoch": train_one_epoch} | {"__name__": "example"}, scope)
     assert len(epochs) == 10
     assert paam.count(scope["small"], images[:1]).macs <= 0.5 * 125_485_696
-    assert sorted(p.name for p in tmp_path.rglob("*.*")) == ["model.safetensors", "plan.json"]
+    scope["pruner"].load_state_dict(torch.load(tmp_path / "cycle.pt"))
+
+
+def test_the_readmes_trained_model_gets_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, images = resnet20(), torch.randn(4, 3, 32, 32)
+    scope = {"paam": paam, "model": model, "images": images}
+    exec(readme_example("trained"), scope)
+    assert paam.count(scope["small"], images[:1]).macs <= 0.5 * paam.count(model, images[:1]).macs
+    assert "filters stay" in capsys.readouterr().out
+    assert sorted(p.name for p in tmp_path.rglob("*.*")) == ["half.pt2", "model.safetensors", "plan.json"]
+    loaded = paam.load("half", model).eval()
+    assert torch.equal(loaded(images), scope["small"].eval()(images))
+
+
+def test_the_readmes_loaders_and_own_criterion_run() -> None:
+    images, labels = torch.randn(4, 3, 16, 16), torch.arange(4)
+    short = paam.Schedule(warmup=0, cycles=1, score=1, weight=1, finetune=1)
+    scope = {"paam": paam, "model": resnet20(), "train": [(images, labels)], "val": [(images, labels)], "short": short}
+    exec(re.sub(r"paam\.Schedule\(.*?\)", "short", readme_example("loaders")), scope)
+    assert paam.count(scope["small"], images[:1]).macs <= 0.5 * paam.count(resnet20(), images[:1]).macs
+    scope = {"paam": paam, "model": resnet20(), "images": images}
+    exec(readme_example("own"), scope)
+    assert scope["pruner"].selection.kept_params <= 0.5
+
+
+def test_an_export_takes_its_format_from_the_suffix(tmp_path: Path, batch: tuple[Tensor, Tensor]) -> None:
+    pruner = Pruner(resnet20(), batch[0][:1], criterion="l1")
+    pruner.select(keep_filters=0.5)
+    small = pruner.compact().eval()
+    paam.export(small, batch[0][:2], tmp_path / "small.safetensors")
+    paam.export(small, batch[0][:2], tmp_path / "small.pt2")
+    loaded = paam.load(tmp_path / "small.safetensors", resnet20()).eval()
+    assert torch.equal(loaded(batch[0]), small(batch[0]))
+    program = torch.export.load(tmp_path / "small.pt2").module()
+    torch.testing.assert_close(program(batch[0]), small(batch[0]))
+    with pytest.raises(RecipeError, match=r"small.h5 does not end in one of onnx, pt2, safetensors"):
+        paam.export(small, batch[0][:2], tmp_path / "small.h5")

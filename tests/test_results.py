@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from records import EPOCHS, RECIPE, Event, events, large, write
+from records import EPOCHS, RECIPE, Line, events, large, write
 from render import figures, pages, tables
 from render.widths import discovered
 
@@ -24,15 +24,15 @@ def rows(table: str) -> dict[str, list[str]]:
     return {first: others for first, *others in cells}
 
 
-def pruned_to(params: int, record: list[Event]) -> list[Event]:
+def pruned_to(params: int, record: list[Line]) -> list[Line]:
     return [*record[:-1], {**record[-1], "pruned": {**record[-1]["pruned"], "params": params}}]
 
 
-def begun_with(setting: str, record: list[Event]) -> list[Event]:
+def begun_with(setting: str, record: list[Line]) -> list[Line]:
     """The same run without its warm-up, given a file on the command line."""
     start = {**record[0], "command": f"{record[0]['command']} --set schedule.warmup=0 --set {setting}"}
     start["recipe"] = {**start["recipe"], "distill": {"teacher": "of one's own" if "teacher" in setting else None}}
-    record[-1]["dense"]["trained"] = "as it came"
+    record[-1]["dense"]["trained"] = "as given"
     return [start, *(event for event in record[1:] if event.get("phase") != "warmup")]
 
 
@@ -115,7 +115,7 @@ def test_where_accuracy_is_lost(tmp_path):
 
 def test_a_dense_network_that_was_trained_on_is_not_taken_for_the_one_a_run_began_with(tmp_path):
     record = begun_with("model.weights=medium-seed0/dense.safetensors", events())
-    record[-1]["dense"]["trained"] = "the same epochs"
+    record[-1]["dense"]["trained"] = "as long"
     write(tmp_path / "high-seed0", record)
     assert rows(tables.losses(tmp_path, LABELS))[LABELS["high"]][0] == "–"
 
@@ -178,7 +178,7 @@ def test_discovered_widths_by_hand(tmp_path):
 
 
 def test_sections_without_records_are_absent_and_appear_with_them(tmp_path):
-    page = pages.ROOT / "docs" / "results.md"
+    page = pages.ROOT / "docs" / "reference" / "results.md"
     sections = {
         "strong": ("medium-seed0", "## ResNet-56 on CIFAR-10, our recipe"),
         "resnet110": ("kq-high-seed0", "## ResNet-110 on CIFAR-10"),

@@ -13,7 +13,7 @@ from paam import Pruner
 from paam.errors import GraphError
 from paam.graph.flows import CONST, LIVE, ZERO, Mix, Pass
 from paam.graph.joins import Add, Concat, Flatten, Route
-from paam.network import prepare
+from paam.graph.network import prepare
 
 
 class Sandwich(nn.Module):
@@ -214,25 +214,45 @@ class Branching(nn.Module):
         return x if x.sum() > 0 else -x
 
 
+@torch.library.custom_op("paam_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x * x
+
+
 REFUSED = {
-    "unknown function": (Function(torch.cumsum), "cumsum"),
-    "mean over the batch": (Function(lambda x: x - x.mean(0, keepdim=True)), "over the batch"),
+    "an operation that is not torch's": (doubled, r"doubled.* at node '.*' \(`return .*`\): it has no channel rule"),
+    "a function of one's own": (lambda x: Squared.apply(x), "calls Squared, a custom autograd function"),
+    "numpy": (lambda x: torch.from_numpy(x.detach().numpy() + 1), r"decides by the values of tensors: numpy\(\)"),
+    "noise": (lambda x: x + torch.randn_like(x), "it draws random numbers in evaluation mode"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_unknown_operations_are_refused_by_name_and_place(name: str) -> None:
-    middle, message = REFUSED[name]
-    if name == "unknown function":
-        middle = Function(lambda x: torch.cumsum(x, 1))
+def test_what_cannot_be_followed_is_refused_by_name_and_place(name: str) -> None:
+    function, message = REFUSED[name]
     with pytest.raises(GraphError, match=message):
-        prepare(Sandwich(middle), torch.zeros(1, 3, 8, 8))
+        prepare(Sandwich(Function(function)), torch.zeros(1, 3, 8, 8))
 
 
-def test_untraceable_models_name_the_line() -> None:
-    with pytest.raises(
-        GraphError, match=r"Branching cannot be traced at test_rules.py:\d+ \(`return x if x.sum\(\) > 0"
-    ):
+@pytest.mark.parametrize("function", [lambda x: torch.cumsum(x, 1), lambda x: x - x.mean(0, keepdim=True)])
+def test_what_mixes_channels_or_samples_reads_whole_values(function) -> None:
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    pruner = Pruner(lively(Sandwich(Function(function))), x, scorer="free")
+    small = compacted(pruner, {g.name: np.arange(g.width) % 2 == 0 for g in pruner.network.groups})
+    with torch.no_grad():
+        assert relative_error(small(x), pruner.model.eval()(x)) < 1e-9
+    assert small.first.out_channels == 4
+
+
+def test_models_that_decide_by_values_name_the_line() -> None:
+    decision = r"Branching decides by the values of tensors: .* at test_rules.py:\d+ \(`return x if x.sum\(\) > 0"
+    with pytest.raises(GraphError, match=decision):
         prepare(Branching(), torch.zeros(1, 3, 8, 8))
 
 

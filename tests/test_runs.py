@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -13,21 +14,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import paam
 import paam.cli
+from paam.config.recipe import OptimizerSettings, Recipe, load_recipe
+from paam.config.schedule import Schedule
 from paam.data import load_data
 from paam.errors import ArtifactError, DataError, DivergedError, StoppedError
+from paam.methods import phases_of
 from paam.models import resnet20
-from paam.recipe import OptimizerSettings, Recipe, load_recipe
-from paam.record import read_record
 from paam.report.gathering import gather
-from paam.schedule import Schedule
+from paam.runs.record import read_events, read_record
 from paam.train.engine import Engine
 from paam.train.networks import Networks
-from paam.train.run import run
+from ran import run
 
 DIGITS = "digits-resnet20-kq"
 
@@ -275,7 +278,7 @@ def test_an_error_that_ends_a_run_is_the_last_event_until_it_is_resumed(tmp_path
         run(short(), tmp_path, device="cpu", watch=fail, overwrite=True)
     last = {"event": "failed", "epoch": 6, "reason": "The image cat.png has gone."}
     assert read_record(tmp_path / "record.jsonl")[-1] == last
-    assert "The run failed: The image cat.png has gone." in gather("x", read_record(tmp_path / "record.jsonl")).problems
+    assert "The run failed: The image cat.png has gone." in gather("x", read_events(tmp_path / "record.jsonl")).problems
     told: list[dict] = []
     events = run(short(), tmp_path, device="cpu", watch=told.append, resume=True)
     assert last not in [*events, *told]
@@ -292,7 +295,7 @@ def test_an_error_while_the_result_is_measured_is_recorded_and_a_stop_is_none(tm
     def refused(*arguments: object) -> None:
         raise ArtifactError("No room for the plan.")
 
-    monkeypatch.setattr(paam.train.run, "finish", refused)
+    monkeypatch.setattr(paam.runs.run, "finish", refused)
     with pytest.raises(ArtifactError):
         run(short(), out, device="cpu", resume=True)
     last = {"event": "failed", "epoch": EPOCHS, "reason": "No room for the plan."}
@@ -305,7 +308,10 @@ def test_a_resumed_run_tells_its_record_again_and_what_follows(tmp_path):
     seen: list[dict] = []
     events = run(short(), tmp_path / "run", device="cpu", resume=True, watch=seen.append)
     before = [event for event in events if event.get("epoch", 99) < 6 or event["event"] == "start"]
-    assert seen == [{"event": "resumed", "epoch": 6, "step": 0, "passed_over": [], "told": len(before)}, *events]
+    assert seen == [
+        {"event": "resumed", "told": len(before), "epoch": 6, "step": 0, "skipped": [], "notes": []},
+        *events,
+    ]
     assert events[: len(before)] == before
 
 
@@ -316,7 +322,7 @@ def test_a_run_goes_on_elsewhere_and_its_record_says_where(tmp_path, whole, monk
         run(short(), out, device="cpu", watch=killer("epoch", 6))
     shutil.move(out, tmp_path / "elsewhere")
     monkeypatch.setattr(
-        "paam.train.run.environment", lambda device: {"hardware": "another", "torch": torch.__version__}
+        "paam.runs.beginning.environment", lambda device: {"hardware": "another", "torch": str(torch.__version__)}
     )
     events = run(short(), tmp_path / "elsewhere", device="cpu", resume=True)
     assert_same_weights(tmp_path / "elsewhere", whole)
@@ -331,7 +337,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_started_over(tmp_path):
         run(short(), out, device="cpu", watch=killer("epoch", 6))
     shutil.rmtree(out / "checkpoints")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "lock"}
-    with pytest.raises(ArtifactError, match="checkpoints of the run.*are gone.*--overwrite"):
+    with pytest.raises(ArtifactError, match="checkpoints of the run.*are missing.*--overwrite"):
         run(short(), out, device="cpu", resume=True)
     assert {path: path.read_bytes() for path in before} == before
 
@@ -347,8 +353,8 @@ def test_a_run_goes_on_without_the_weights_it_began_with(tmp_path):
     assert run(second, tmp_path / "second", device="cpu", resume=True)[-1]["event"] == "end"
 
 
-@pytest.mark.parametrize("scorer", ["kq", "random"])
-def test_parameters_stay_where_a_captured_evaluation_would_read_them(tmp_path, monkeypatch, scorer):
+@pytest.mark.parametrize("method", ["paam", "random"])
+def test_parameters_stay_where_a_captured_evaluation_would_read_them(tmp_path, monkeypatch, method):
     """A graph that was captured in a phase's first evaluation must still read the network's memory at its end."""
     places: dict[str, set[tuple[int, ...]]] = {}
 
@@ -357,9 +363,9 @@ def test_parameters_stay_where_a_captured_evaluation_would_read_them(tmp_path, m
         return 50.0
 
     monkeypatch.setattr("paam.train.evaluation.Monitor.__call__", watched)
-    fixed = {"schedule__score": 0} if scorer == "random" else {}
-    run(short(prune__scorer=scorer, schedule__warmup=0, **fixed), tmp_path / "run", device="cpu")
-    assert set(places) == {"weight", "finetune", "control"} | ({"score"} if scorer == "kq" else set())
+    fixed = {"schedule__score": 0} if method == "random" else {}
+    run(short(prune__method=method, schedule__warmup=0, **fixed), tmp_path / "run", device="cpu")
+    assert set(places) == {"weight", "finetune", "control"} | ({"score"} if method == "paam" else set())
     assert {phase: len(found) for phase, found in places.items()} == dict.fromkeys(places, 1)
     assert len(set.union(*(places[phase] for phase in places if phase in ("score", "weight")))) == 1
 
@@ -406,9 +412,27 @@ def counted_by_hooks(model: nn.Module, example: Tensor) -> int:
 
 def test_a_run_directory_holds_recipe_record_plan_and_weights(whole):
     names = {p.name for p in whole.iterdir()}
-    kept = {"recipe.toml", "record.jsonl", "dense.safetensors", "plan.json", "model.safetensors"}
+    kept = {"recipe.toml", "record.jsonl", "dense.safetensors", "control.safetensors", "plan.json", "model.safetensors"}
     assert names == kept | {"checkpoints", "lock"}
-    assert len(list((whole / "checkpoints").iterdir())) == 2
+    digest = read_record(whole / "record.jsonl")[0]["data"]["hash"]
+    assert [path.name[:6] for path in sorted((whole / "checkpoints").iterdir())] == [
+        f"data-{digest[0]}",
+        "epoch-",
+        "epoch-",
+    ]
+
+
+def test_weight_files_say_whose_they_are_and_the_controls_are_those_that_were_measured(whole):
+    data, end = load_data("digits"), read_record(whole / "record.jsonl")[-1]
+    images = (data.test.images / 255 - data.mean[0]) / data.std[0]
+    control = small().eval()
+    control.load_state_dict(load_file(whole / "control.safetensors"))
+    with torch.no_grad():
+        right = (control(images.float()).argmax(1) == data.test.labels).float().mean()
+    assert 100 * float(right) == pytest.approx(end["dense"]["accuracy"], abs=0.21)  # one image in 500 may be rounded
+    for name, what in (("dense", "dense network after warm-up"), ("control", "dense control, trained for as long")):
+        with safe_open(whole / f"{name}.safetensors", "pt") as file:
+            assert f'"network": "{what}"' in file.metadata()["paam"]
 
 
 @pytest.mark.parametrize("target", ["keep_macs", "keep_params", "keep_filters"])
@@ -482,7 +506,24 @@ def test_the_start_of_the_record_says_what_the_run_depends_on(whole):
     assert start["recipe"]["schedule"] == SCHEDULE
     assert start["samples"] == {"train": 1297 - 130, "holdout": 130, "test": 500}
     assert start["monitor"] == "holdout"
+    assert start["method"] == "PAAM (KQ)"
+    assert start["epochs"] == EPOCHS
+    epochs = [e for e in read_record(whole / "record.jsonl") if e["event"] == "epoch"]
+    trained = groupby((e["phase"], e["cycle"]) for e in epochs)
+    assert start["phases"] == [
+        {"name": name, "epochs": len([*every]), "cycle": cycle} for (name, cycle), every in trained
+    ]
     assert start["dense"]["params"] == sum(p.numel() for p in small().parameters())
+
+
+@pytest.mark.parametrize("change", [{"control": True}, {"control": False}, {"control": False, "warmup": 0}], ids=str)
+def test_the_end_says_how_long_the_dense_network_was_trained(tmp_path, change):
+    schedule = {"warmup": 1, "cycles": 1, "score": 1, "weight": 1, "finetune": 1} | change
+    settings = {f"schedule__{key}": value for key, value in schedule.items()}
+    end = run(short(**settings), tmp_path / "run", device="cpu")[-1]
+    after_warmup = "warm-up" if schedule["warmup"] else "as given"
+    assert end["dense"]["trained"] == ("as long" if change["control"] else after_warmup)
+    assert end["pruned"]["trained"] == ""
 
 
 def test_learning_rates_of_the_record_are_those_of_the_recipe(whole):
@@ -519,11 +560,12 @@ def test_the_step_of_the_first_loss_that_is_not_finite_is_named(epoch, step):
         Recipe(), schedule=Schedule(1, 1, 1, 1, 0), warmup=tame, score=tame, weight=tame, finetune=tame
     )
     pruner = paam.Pruner(network, torch.zeros(1, 1, 4, 4), inplace=True)
-    engine = Engine(pruner, recipe, Batches(), seed=0, emit=lambda event: None)
+    engine = Engine(pruner, recipe, phases_of(recipe), Batches(), seed=0, emit=lambda event: None)
     for number in range(epoch):
         engine.run_epoch(number, None)
     phase = ("warmup", "score", "weight")[epoch]
-    with pytest.raises(DivergedError, match=rf"step {step + 1} of epoch {epoch + 1} \({phase} phase\).*{phase}\.lr"):
+    cause = rf"{phase}\.lr" if (epoch, step) != (0, 0) else "before any step had been taken.*no rate is to blame"
+    with pytest.raises(DivergedError, match=rf"step {step + 1} of epoch {epoch + 1} \({phase} phase\).*{cause}"):
         engine.run_epoch(epoch, None)
 
 
@@ -561,7 +603,7 @@ def test_ones_own_network_learns_ones_own_images_from_the_command_line(tmp_path,
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "argv", ["paam", "prune", "own.toml", "--out=run", "--device=cpu"])
+    monkeypatch.setattr(sys, "argv", ["paam", "prune", "own.toml", "--out=run", "--device=cpu", "--trust-code"])
     with pytest.raises(SystemExit) as exit_:
         paam.cli.main()
     make = sys.modules.pop("own_network").make

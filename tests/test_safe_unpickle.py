@@ -265,12 +265,12 @@ def test_a_file_over_the_limit_is_not_read(tmp_path):
     path = tmp_path / "batch"
     with path.open("wb") as file:
         file.truncate(MAX_FILE_BYTES + 1)  # sparse
-    with pytest.raises(DataError, match=r"67,108,865 bytes: over the 67,108,864"):
+    with pytest.raises(DataError, match=r"67,108,865 bytes, and 67,108,864 is the most"):
         safe_load(path)
 
 
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()])
 def test_no_file_is_a_data_error(tmp_path, make):
     make(tmp_path / "batch")
-    with pytest.raises(DataError, match="There is no file"):
+    with pytest.raises(DataError, match=r"cannot be read: (No such file|it is a folder)"):
         safe_load(tmp_path / "batch")

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paam.activations import ACTIVATIONS, activation
 from paam.errors import RecipeError
-from paam.gates import Gate, Gates, filter_rows
-from paam.scorers import FIXED, KQ, SCORERS, Vanilla, make_scorer
+from paam.pruning.activations import ACTIVATIONS, activation
+from paam.pruning.gates import Gate, Gates, filter_rows
+from paam.pruning.scorers import KQ, SCORERS, Vanilla, scorer_of
 
 
 def scores_of(gate: Gate) -> torch.Tensor:
@@ -41,7 +41,7 @@ def test_kq_cheap_form_equals_the_explicit_one(
     filters: int, weights: int, ratio: float, alpha: float, seed: int
 ) -> None:
     torch.manual_seed(seed)
-    scorer = make_scorer("kq", filters, weights, dim_ratio=ratio, alpha=alpha).double()
+    scorer = scorer_of("kq", dim_ratio=ratio, alpha=alpha)(filters, weights).double()
     assert isinstance(scorer, KQ)
     scorer.key.data.normal_()
     rows = torch.randn(filters, weights, dtype=torch.float64)
@@ -57,31 +57,11 @@ def test_vanilla_is_one_linear_map_of_all_weights() -> None:
     assert scorer.attend(filters, *scorer.tensors()).tolist() == [0 + 2 * 4 + 3 * 8, 1 + 2 * 5 + 3 * 9]
 
 
-LEARNING = [name for name in SCORERS if name not in FIXED]
-
-
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("name", SCORERS)
 @pytest.mark.parametrize("phi", ["leaky-exponential", "leaky-2sigmoid"])
 def test_scores_start_at_exactly_one(name: str, phi: str) -> None:
-    gate = Gate([torch.nn.Conv2d(3, 7, 3)], 7, make_scorer(name, 7, 27), activation(phi))
+    gate = Gate([torch.nn.Conv2d(3, 7, 3)], 7, scorer_of(name)(7, 27), activation(phi))
     assert torch.equal(scores_of(gate), torch.ones(7))
-
-
-def test_l1_scores_by_hand() -> None:
-    conv = torch.nn.Conv2d(1, 3, (1, 2))
-    conv.weight.data = torch.tensor([[1.0, -1.0], [-3.0, 1.0], [0.0, -0.5]]).view(3, 1, 1, 2)
-    gate = Gate([conv], 3, make_scorer("l1", 3, 2), activation("leaky-exponential"))
-    torch.testing.assert_close(scores_of(gate), torch.tensor([2 / 4, 1.0, 0.5 / 4]))
-
-
-def test_random_scores_are_drawn_once_and_say_nothing_of_the_weights() -> None:
-    conv = torch.nn.Conv2d(4, 4000, 1)
-    gate = Gate([conv], 4000, make_scorer("random", 4000, 4), activation("leaky-exponential"))
-    before = scores_of(gate)
-    conv.weight.data.zero_()
-    assert torch.equal(scores_of(gate), before)
-    quarters = torch.histc(before, 4, 0, 1) / 4000  # evenly between 0 and 1
-    assert ((quarters - 0.25).abs() < 0.05).all()
 
 
 @pytest.mark.parametrize("name", SCORERS)
@@ -90,7 +70,7 @@ def test_layers_scored_together_score_as_they_do_alone(name: str) -> None:
     torch.manual_seed(0)
     convs = [torch.nn.Conv2d(c, f, 3) for c, f in ((3, 5), (4, 5), (3, 5), (3, 6), (4, 5))]
     phi = activation("leaky-exponential")
-    gates = [Gate([c], c.out_channels, make_scorer(name, c.out_channels, 9 * c.in_channels), phi) for c in convs]
+    gates = [Gate([c], c.out_channels, scorer_of(name)(c.out_channels, 9 * c.in_channels), phi) for c in convs]
     together = Gates(gates).double()
     for conv in convs:
         conv.double()
@@ -99,10 +79,8 @@ def test_layers_scored_together_score_as_they_do_alone(name: str) -> None:
     ways = [torch.randn(c.out_channels, dtype=torch.float64) for c in convs]
     results = []
     for scores in (together.scores(), [phi(g.scorer.attend(g.rows(), *g.scorer.tensors())) for g in gates]):
-        grads = []
-        if name not in FIXED:
-            loss = torch.stack([(s * w).sum() for s, w in zip(scores, ways, strict=True)]).sum()
-            grads = torch.autograd.grad(loss, list(together.parameters()))
+        loss = torch.stack([(s * w).sum() for s, w in zip(scores, ways, strict=True)]).sum()
+        grads = torch.autograd.grad(loss, list(together.parameters()))
         results.append([*scores, *grads])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
@@ -110,7 +88,9 @@ def test_layers_scored_together_score_as_they_do_alone(name: str) -> None:
 
 def test_held_rows_are_those_of_the_moment() -> None:
     conv = torch.nn.Conv2d(3, 4, 1)
-    gates = Gates([Gate([conv], 4, make_scorer("l1", 4, 3), activation("leaky-exponential"))])
+    scorer = scorer_of("vanilla")(4, 3)
+    scorer.weight.data.normal_()
+    gates = Gates([Gate([conv], 4, scorer, activation("leaky-exponential"))])
     (before,) = gates.scores()
     gates.hold()
     memory = gates._held[0].data_ptr()
@@ -137,7 +117,7 @@ def _step(gate: Gate, optimizer: torch.optim.Optimizer) -> dict[str, float]:
 @pytest.mark.parametrize("name", ["vanilla", "free"])
 @pytest.mark.parametrize("phi", ACTIVATIONS)
 def test_every_parameter_gets_a_gradient_at_once(name: str, phi: str) -> None:
-    gate = Gate([torch.nn.Conv2d(4, 5, 3)], 5, make_scorer(name, 5, 36), activation(phi))
+    gate = Gate([torch.nn.Conv2d(4, 5, 3)], 5, scorer_of(name)(5, 36), activation(phi))
     norms = _step(gate, torch.optim.SGD(gate.scorer.parameters(), 0.1))
     assert set(norms) == {n for n, _ in gate.scorer.named_parameters()}
     assert min(norms.values()) > 0
@@ -145,7 +125,7 @@ def test_every_parameter_gets_a_gradient_at_once(name: str, phi: str) -> None:
 
 def test_kq_keys_learn_at_step_one_and_queries_from_step_two() -> None:
     torch.manual_seed(0)
-    gate = Gate([torch.nn.Conv2d(4, 5, 3)], 5, make_scorer("kq", 5, 36), activation("leaky-exponential"))
+    gate = Gate([torch.nn.Conv2d(4, 5, 3)], 5, scorer_of("kq")(5, 36), activation("leaky-exponential"))
     optimizer = torch.optim.SGD(gate.scorer.parameters(), 0.1)
     first, second = _step(gate, optimizer), _step(gate, optimizer)
     assert first["key"] > 0
@@ -155,7 +135,7 @@ def test_kq_keys_learn_at_step_one_and_queries_from_step_two() -> None:
 
 def test_no_gradient_reaches_the_filters() -> None:
     conv = torch.nn.Conv2d(4, 5, 3)
-    gate = Gate([conv], 5, make_scorer("vanilla", 5, 36), activation("leaky-exponential"))
+    gate = Gate([conv], 5, scorer_of("vanilla")(5, 36), activation("leaky-exponential"))
     scores_of(gate).sum().backward()
     assert conv.weight.grad is None
 
@@ -218,4 +198,4 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
     with pytest.raises(RecipeError, match="leaky-exponential"):
         activation("leaky-exponentail")
     with pytest.raises(RecipeError, match="vanilla"):
-        make_scorer("vanila", 4, 4)
+        scorer_of("vanila")

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from paam import count
+from paam.config.target import Target
 from paam.errors import TargetError
+from paam.graph.network import Network, prepare
 from paam.models import resnet20, resnet56, vgg16_bn
-from paam.network import Network, prepare
-from paam.select import Target, select
+from paam.pruning.select import select
 
 IMAGE = torch.zeros(1, 3, 32, 32)
 NETWORKS = {
@@ -164,7 +165,7 @@ def test_widths_in_steps(kind: str, seed: int, share: float, step: int) -> None:
 
 
 def test_a_step_must_be_a_number_of_filters() -> None:
-    with pytest.raises(TargetError, match="round_to is a whole number"):
+    with pytest.raises(TargetError, match="round_to must be from 1 to 4096"):
         Target(keep_macs=0.5, round_to=0)
     assert str(Target(keep_macs=0.5, round_to=8)) == "keep_macs = 0.5, widths in steps of 8"
 
@@ -246,7 +247,7 @@ def test_targets_are_checked() -> None:
         Target()
     with pytest.raises(TargetError, match="threshold and keep_macs given"):
         Target(threshold=0.5, keep_macs=0.5)
-    with pytest.raises(TargetError, match="above 0 and up to 1; 1.5"):
+    with pytest.raises(TargetError, match="above 0 and at most 1 .got 1.5"):
         Target(keep_macs=1.5)
     network = NETWORKS["vgg16_bn"]
     scores = random_scores(network, 0)

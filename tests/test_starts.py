@@ -12,17 +12,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import paam.train.device
+from events import of_kind
+from paam.artifacts.weights import load_weights
+from paam.config.recipe import load_recipe
 from paam.data import load_data
+from paam.data.batches import EvaluationBatches, Normalization
 from paam.errors import ArtifactError, DeviceError, RecipeError, StoppedError
-from paam.recipe import load_recipe
-from paam.record import of_kind, read_record
-from paam.report.html import write_report
-from paam.train.batches import EvaluationBatches, Normalization
+from paam.report.page import write_report
+from paam.runs.record import read_record
 from paam.train.device import find_device, put_channels_last
 from paam.train.evaluation import accuracy
 from paam.train.networks import Networks
-from paam.train.run import run
-from paam.train.weights import load_weights
+from ran import run
 from test_runs import short, small
 
 FIXED = {"schedule__score": 0, "schedule__control": False}
@@ -54,7 +55,7 @@ def test_the_dense_weights_of_a_run_start_another_with_the_same_accuracy(warm, t
     recipe = short(model__weights=str(dense), schedule__warmup=0, schedule__cycles=1, schedule__control=False)
     end = run(recipe, tmp_path / "run", device="cpu")[-1]
     assert end["dense"]["accuracy"] == read_record(warm / "record.jsonl")[-1]["dense"]["accuracy"]
-    assert end["dense"]["trained"] == "as it came"
+    assert end["dense"]["trained"] == "as given"
     assert not (tmp_path / "run" / "dense.safetensors").exists()  # nothing new to keep
 
 
@@ -114,10 +115,10 @@ def test_weights_without_the_counters_of_batch_norms_are_taken_up(warm, tmp_path
     [
         ("absent", "No such file"),
         ("directory", "it is a folder"),
-        ("cut", "no whole safetensors file"),
-        ("text", "no whole safetensors file"),
+        ("cut", "not a valid safetensors file"),
+        ("text", "not a valid safetensors file"),
         ("pickled", "safetensors.torch.save_file(state_dict, path)"),
-        ("empty", "no whole safetensors file"),
+        ("empty", "not a valid safetensors file"),
     ],
 )
 def test_a_weight_file_that_cannot_be_read_is_refused(warm, tmp_path, kind, words):
@@ -129,7 +130,7 @@ def test_a_weight_file_that_cannot_be_read_is_refused(warm, tmp_path, kind, word
         torch.save(small().state_dict(), tmp_path / "pickled")
         pickled = (tmp_path / "pickled").read_bytes()
         path.write_bytes({"cut": whole[:-100], "text": b"no tensors here", "pickled": pickled, "empty": b""}[kind])
-    with pytest.raises(ArtifactError, match=rf"model\.weights = {re.escape(str(path))} cannot be taken up") as caught:
+    with pytest.raises(ArtifactError, match=rf"model\.weights = {re.escape(str(path))} cannot be loaded") as caught:
         run(short(model__weights=str(path)), tmp_path / "run", device="cpu")
     assert "\n" not in str(caught.value)
     assert words in str(caught.value)
@@ -139,25 +140,40 @@ def test_a_weight_file_that_cannot_be_read_is_refused(warm, tmp_path, kind, word
 # ---------------------------------------------------------------- no score epochs
 
 
-@pytest.mark.parametrize("scorer", ["l1", "random"])
-def test_scorers_that_learn_nothing_are_refused_score_epochs(scorer):
-    with pytest.raises(RecipeError, match=f"'{scorer}' learns nothing: set schedule.score to 0"):
-        short(prune__scorer=scorer)
-    assert short(prune__scorer=scorer, **FIXED).schedule.total == 2 + 2 * 2 + 2
+@pytest.mark.parametrize("method", ["l1", "random", "fpgm", "hrank", "sfp"])
+def test_methods_that_learn_no_scores_are_refused_score_epochs(tmp_path, method):
+    with pytest.raises(RecipeError, match=f"'{method}' learns no scores: set schedule.score to 0"):
+        run(short(prune__method=method), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("scorer", ["kq", "vanilla", "free"])
-def test_a_scorer_that_learns_wants_score_epochs(scorer):
+@pytest.mark.parametrize("method", ["paam", "free"])
+def test_a_method_that_learns_scores_wants_score_epochs(tmp_path, method):
     """Without them all filters have one score, and chance would choose."""
-    with pytest.raises(RecipeError, match=f"'{scorer}' learns in score phases: set schedule.score to 1 or more"):
-        short(prune__scorer=scorer, **FIXED)
+    with pytest.raises(RecipeError, match=f"'{method}' learns in score phases: set schedule.score to 1 or more"):
+        run(short(prune__method=method, **FIXED), tmp_path / "run", device="cpu")
 
 
-@pytest.mark.parametrize("scorer", ["l1", "random"])
-def test_a_run_without_score_epochs_selects_prunes_and_is_reported(tmp_path, scorer):
+@pytest.mark.parametrize(
+    ("key", "typed", "meant"),
+    [
+        ("prune__method", "fgpm", "fpgm"),
+        ("prune__scorer", "vannila", "vanilla"),
+        ("prune__activation", "leaky-exp", "leaky-exponential"),
+        ("data__name", "cifar-10", "cifar10"),
+    ],
+)
+def test_a_name_that_there_is_not_is_refused_before_anything_else(tmp_path, key, typed, meant):
+    with pytest.raises(RecipeError, match=f"'{typed}'.*'{meant}'"):
+        run(short(**{key: typed}), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", ["l1", "random", "fpgm", "hrank"])
+def test_a_run_without_score_epochs_selects_prunes_and_is_reported(tmp_path, method):
     out = tmp_path / "run"
     events = run(
-        short(prune__scorer=scorer, target__keep_filters=0.5, target__uniform=True, **FIXED), out, device="cpu"
+        short(prune__method=method, target__keep_filters=0.5, target__uniform=True, **FIXED), out, device="cpu"
     )
     assert [e["phase"] for e in of_kind(events, "epoch")] == ["warmup"] * 2 + ["weight"] * 4 + ["finetune"] * 2
     assert [(e["epoch"], e["cycle"]) for e in of_kind(events, "selection")] == [(2, 1), (4, 2)]
@@ -170,7 +186,7 @@ def test_a_run_without_score_epochs_selects_prunes_and_is_reported(tmp_path, sco
 
 
 def test_random_filters_stay_chosen_over_cycles_and_a_resume(tmp_path):
-    """What was drawn once must be in the checkpoint: another process draws otherwise."""
+    """What is drawn depends on the seed of the run alone, whatever another process has drawn before."""
 
     class Killed(BaseException):
         pass
@@ -179,7 +195,7 @@ def test_random_filters_stay_chosen_over_cycles_and_a_resume(tmp_path):
         if event["event"] == "epoch" and event["epoch"] == 3:
             raise Killed
 
-    recipe = short(prune__scorer="random", **FIXED)
+    recipe = short(prune__method="random", **FIXED)
     whole = run(recipe, tmp_path / "whole", device="cpu")
     with pytest.raises(Killed):
         run(recipe, tmp_path / "run", device="cpu", watch=killer)
@@ -290,7 +306,7 @@ def test_a_teacher_of_ones_own_teaches(warm, tmp_path, monkeypatch):
     assert taught
     for teacher in taught:
         assert all(torch.equal(value, stored[name]) for name, value in teacher.state_dict().items())
-    with pytest.raises(ArtifactError, match="distill.teacher = nowhere cannot be taken up"):
+    with pytest.raises(ArtifactError, match="distill.teacher = nowhere cannot be loaded"):
         run(short(distill__teacher="nowhere", **short_cut), tmp_path / "other", device="cpu")
     assert not (tmp_path / "other" / "record.jsonl").exists()
 
@@ -328,7 +344,7 @@ def test_a_resumed_run_has_its_teacher_in_the_checkpoint(warm, tmp_path):
 
 
 def test_widths_may_lie_elsewhere_when_a_run_goes_on_but_not_differ(warm, tmp_path):
-    settings = {"schedule__cycles": 2, **FIXED, "prune__scorer": "l1"}
+    settings = {"schedule__cycles": 2, **FIXED, "prune__method": "l1"}
     plan = warm / "plan.json"
     moved, other = tmp_path / "moved.json", tmp_path / "other.json"
     tree = json.loads(plan.read_text())

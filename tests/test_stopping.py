@@ -11,14 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
-import paam.train.batches
+import paam.data.batches
 from paam.data import Augmentation, load_data
+from paam.data.batches import Normalization, TrainingBatches, epoch_seed
 from paam.errors import StoppedError
-from paam.record import read_record
-from paam.train.batches import Normalization, TrainingBatches, epoch_seed
-from paam.train.checkpoint import checkpoints, read_newest_checkpoint
+from paam.runs.checkpoint import checkpoints, read_newest_checkpoint
+from paam.runs.record import read_record
 from paam.train.packing import from_tensors
-from paam.train.run import run
+from ran import run
 from test_runs import EPOCHS, PHASES, assert_same_weights, short, story
 
 STEPS = 4
@@ -58,7 +58,8 @@ def test_a_run_stopped_at_every_single_step_ends_with_the_same_bits_and_record(t
     for count in range(EPOCHS * STEPS):
         message = stopped(out, recipe, 1)
         assert f"epoch {count // STEPS + 1}, step {count % STEPS + 1} of {STEPS}, of {EPOCHS}" in message
-        assert len(list((out / "checkpoints").iterdir())) == min(2, count + 1)
+        kinds = [path.name.partition("-")[0] for path in (out / "checkpoints").iterdir()]
+        assert sorted(kinds) == ["data", *["epoch"] * min(2, count + 1)]
         torch.manual_seed(count)  # another process has another state
     events = run(recipe, out, device="cpu", resume=True)
     assert_same_weights(out, moving)
@@ -171,7 +172,7 @@ def test_order_and_augmentation_of_an_epoch_are_pure_functions_of_seed_and_epoch
 def test_batches_from_a_step_on_are_those_of_the_whole_epoch(monkeypatch, batches_in_a_block):
     """Wherever the step stands in a block of batches, and also with images mixed by the step."""
     data = load_data("digits")
-    monkeypatch.setattr(paam.train.batches, "BLOCK_VALUES", batches_in_a_block * 128 * 64)
+    monkeypatch.setattr(paam.data.batches, "BLOCK_VALUES", batches_in_a_block * 128 * 64)
     made = TrainingBatches(
         data.train,
         Normalization(data.mean, data.std),

@@ -12,12 +12,12 @@ import torch
 from PIL import Image
 
 import paam.cli
-import paam.train.batches
+import paam.data.batches
 from paam.data import Augmentation, Dataset, load_data
+from paam.data.batches import EvaluationBatches, Normalization, TrainingBatches
 from paam.data.stream import ImageFiles
 from paam.errors import DataError
-from paam.record import read_record
-from paam.train.batches import EvaluationBatches, Normalization, TrainingBatches
+from paam.runs.record import read_record
 from test_runs import OWN, assert_same_weights, story
 
 EVERYTHING = Augmentation(crop=2, flip=True, trivial=True, cutout=3, mixup=0.3)
@@ -56,8 +56,8 @@ def same(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...]) -> bool
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_from_files_are_those_from_memory_in_every_epoch(folder, workers, monkeypatch):
-    monkeypatch.setattr(paam.train.batches, "BLOCK_VALUES", 10 * 3 * 12 * 12)  # blocks of two batches
-    monkeypatch.setattr(paam.train.batches, "EVALUATION_BATCH", 3)
+    monkeypatch.setattr(paam.data.batches, "BLOCK_VALUES", 10 * 3 * 12 * 12)  # blocks of two batches
+    monkeypatch.setattr(paam.data.batches, "EVALUATION_BATCH", 3)
     memory, files = loaded(folder, None), loaded(folder, workers)
     assert isinstance(files.train.images, ImageFiles)
     assert isinstance(memory.train.images, torch.Tensor)
@@ -84,7 +84,7 @@ def test_batches_from_files_are_those_from_memory_in_every_epoch(folder, workers
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_that_was_left_does_not_reach_into_the_next(folder, workers, monkeypatch):
     """What readers had read ahead belongs to the epoch that was stopped."""
-    monkeypatch.setattr(paam.train.batches, "BLOCK_VALUES", 5 * 3 * 12 * 12)
+    monkeypatch.setattr(paam.data.batches, "BLOCK_VALUES", 5 * 3 * 12 * 12)
     trained, streamed = training(loaded(folder, None)), training(loaded(folder, workers))
     for start in (0, 2, streamed.steps - 1, streamed.steps):
         left = streamed.epoch(7, 0)
@@ -122,7 +122,7 @@ def test_a_broken_image_is_named(folder, tmp_path, workers, damage):
 
 
 def test_a_reader_that_is_killed_ends_the_epoch_in_one_sentence(folder, monkeypatch):
-    monkeypatch.setattr(paam.train.batches, "BLOCK_VALUES", 5 * 3 * 12 * 12)
+    monkeypatch.setattr(paam.data.batches, "BLOCK_VALUES", 5 * 3 * 12 * 12)
     before = multiprocessing.active_children()
     data = loaded(folder, 1)
     batches = training(data).epoch(0)
@@ -152,13 +152,14 @@ def test_a_run_from_files_gives_the_weights_of_one_from_memory(folder, tmp_path,
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    given = ("own.toml", "--device=cpu", "--trust-code")
     for out, settings in (
         ("memory", []),
         ("files", ["--set", "data.memory=0", "--set", "data.workers=0"]),
         ("readers", ["--set", "data.memory=0", "--set", "data.workers=2"]),
     ):
         before = multiprocessing.active_children()
-        assert prune(monkeypatch, capsys, "own.toml", f"--out={out}", "--device=cpu", *settings) == (0, "")
+        assert prune(monkeypatch, capsys, *given, f"--out={out}", *settings) == (0, "")
         assert multiprocessing.active_children() == before  # readers do not outlive their run
     sys.modules.pop("streamed_net")
     told = story(read_record(tmp_path / "memory" / "record.jsonl"))
@@ -170,7 +171,7 @@ def test_a_run_from_files_gives_the_weights_of_one_from_memory(folder, tmp_path,
     content = broken.read_bytes()
     broken.write_bytes(b"no image")
     try:
-        code, err = prune(monkeypatch, capsys, "own.toml", "--out=broken", "--device=cpu", *settings)
+        code, err = prune(monkeypatch, capsys, *given, "--out=broken", *settings)
     finally:
         broken.write_bytes(content)
         sys.modules.pop("streamed_net")

@@ -16,14 +16,17 @@ import pytest
 from rich.console import Console
 
 import paam.cli
+from events import of_kind
+from paam.artifacts.weights import save_weights
+from paam.config.recipe import load_recipe
 from paam.errors import RecipeError
+from paam.events import End, Milliseconds, Outcome
 from paam.models import build_model
-from paam.recipe import load_recipe
-from paam.record import of_kind, read_record
-from paam.report.tables import sweep_table
-from paam.train.run import run
-from paam.train.sweep import check_variants, jobs_of, shared_gpu
-from paam.train.weights import save_weights
+from paam.runs.planned import Common, plan_sweep
+from paam.runs.record import read_record
+from paam.runs.sweep import check_variants, shared_gpu
+from paam.views.tables import sweep_table
+from ran import run
 from test_runs import assert_same_weights
 
 # While a file `hold` lies beside it, a training step waits.
@@ -36,7 +39,7 @@ from torch import nn
 
 class Held(nn.Linear):
     def forward(self, x):
-        while self.training and pathlib.Path("hold").exists():
+        while x.requires_grad and pathlib.Path("hold").exists():
             pathlib.Path("reached").touch()
             time.sleep(0.01)
         return super().forward(x)
@@ -83,7 +86,7 @@ def here(tmp_path, monkeypatch) -> Path:
 
 def sweep(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
     """The command in this process; its runs are processes of their own."""
-    monkeypatch.setattr(sys, "argv", ["paam", "sweep", *arguments, "--device=cpu"])
+    monkeypatch.setattr(sys, "argv", ["paam", "sweep", *arguments, "--device=cpu", "--trust-code"])
     capsys.readouterr()
     with pytest.raises(SystemExit) as exit_:
         paam.cli.main()
@@ -94,57 +97,85 @@ def sweep(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
 # ---------------------------------------------------------------- which runs
 
 
+CPU = Common(device="cpu")
+
+
 def test_every_combination_is_a_run_with_a_directory_of_its_own():
-    vary = ["prune.scorer=kq,free", "finetune.lr=0.1"]
-    jobs = jobs_of(["a-recipe", "own/b.toml"], [0, 7], vary, ["--device", "cpu"], Path("out"))
-    assert [job.out.name for job in jobs] == [
-        f"{recipe}-prune.scorer={scorer}-finetune.lr=0.1-seed{seed}"
+    vary = ["prune.method=paam,free", "finetune.lr=0.1"]
+    runs = plan_sweep(["a-recipe", "own/b.toml"], [0, 7], vary, CPU, Path("out"))
+    assert [run.out.name for run in runs] == [
+        f"{recipe}-prune.method={method}-finetune.lr=0.1-seed{seed}"
         for seed in (0, 7)
         for recipe in ("a-recipe", "b")
-        for scorer in ("kq", "free")
+        for method in ("paam", "free")
     ]
-    last = jobs[-1]
-    assert last.variant == "b-prune.scorer=free-finetune.lr=0.1"
+    last = runs[-1]
+    assert last.variant == "b-prune.method=free-finetune.lr=0.1"
     assert last.out.parent == Path("out")
-    assert last.arguments == (
+    assert last.arguments == [
         *("own/b.toml", "--seed", "7", "--out", str(last.out)),
-        *("--set", "prune.scorer=free", "--set", "finetune.lr=0.1", "--device", "cpu"),
-    )
-    assert [job.variant for job in jobs_of(["a"], [1], [], [], Path("out"))] == ["a"]
+        *("--set", "prune.method=free", "--set", "finetune.lr=0.1", "--device", "cpu"),
+    ]
+    assert last.overrides == {"prune.method": "free", "finetune.lr": 0.1}
+    assert [run.variant for run in plan_sweep(["a"], [1], [], CPU, Path("out"))] == ["a"]
+
+
+def test_sweeps_of_other_common_settings_have_other_directories():
+    """Else the second of two sweeps would take the first one's runs for its own."""
+    common = Common(("target.keep_macs=0.5", "finetune.lr=0.2"), data="images", device="cpu", trust_code=True)
+    (run,) = plan_sweep(["a"], [0], ["prune.method=l1"], common, Path("out"))
+    assert run.out.name == "a-prune.method=l1-target.keep_macs=0.5-finetune.lr=0.2-seed0"
+    assert run.arguments[-5:] == ["--device", "cpu", "--data", "images", "--trust-code"]
+    assert run.overrides == {
+        **{"prune.method": "l1", "target.keep_macs": 0.5, "finetune.lr": 0.2},
+        "data.directory": "images",
+    }
+
+
+def test_a_long_name_is_cut_and_stays_its_own():
+    many = [f"prune.ignore=[{', '.join(repr(f'layer{number}') for number in range(size))}]" for size in (80, 81)]
+    names = [plan_sweep(["a"], [0], [], Common((setting,)), Path("out"))[0].out.name for setting in many]
+    (wide,) = plan_sweep(["a"], [0], [f"description={'剪' * 90}"], CPU, Path("out"))
+    assert len(wide.out.name.encode()) < 200  # file systems count bytes
+    assert len({*names}) == 2
+    assert max(map(len, names)) < 200
+    assert all(name.startswith("a-prune.ignore=['layer0', ") for name in names)
 
 
 def test_a_value_with_a_slash_makes_no_directory_of_its_own():
-    (job,) = jobs_of(["a"], [0], ["model.weights=runs/x/dense.safetensors"], [], Path("out"))
-    assert job.out == Path("out/a-model.weights=runs_x_dense.safetensors-seed0")
-    assert "model.weights=runs/x/dense.safetensors" in job.arguments
+    (run,) = plan_sweep(["a"], [0], ["model.weights=runs/x/dense.safetensors"], CPU, Path("out"))
+    assert run.out == Path("out/a-model.weights=runs_x_dense.safetensors-seed0")
+    assert "model.weights=runs/x/dense.safetensors" in run.arguments
 
 
 @pytest.mark.parametrize("text", ["", "finetune.lr", "=1,2", "finetune.lr=", "finetune.lr=1,,2", "finetune.lr=1,"])
 def test_what_is_no_list_of_values_is_refused(text):
     with pytest.raises(RecipeError, match="key=value,value"):
-        jobs_of(["a"], [0], [text], [], Path("out"))
+        plan_sweep(["a"], [0], [text], CPU, Path("out"))
 
 
 def test_runs_that_would_share_a_directory_are_refused():
     with pytest.raises(RecipeError, match="one directory"):
-        jobs_of(["one/a.toml", "two/a.toml"], [0], [], [], Path("out"))
+        plan_sweep(["one/a.toml", "two/a.toml"], [0], [], CPU, Path("out"))
     for values in ("1,1", "0.5,0.50", "1e-4,0.0001", "1,1.0"):
         with pytest.raises(RecipeError, match="finetune.lr has a value twice"):
-            jobs_of(["a"], [0], [f"finetune.lr={values}"], [], Path("out"))
+            plan_sweep(["a"], [0], [f"finetune.lr={values}"], CPU, Path("out"))
 
 
 def test_a_value_may_be_a_list():
     lists = ['["b", "c"]', "[]", '["d[0]", "e"]']
-    jobs = jobs_of(["a"], [0], [f"prune.ignore={','.join(lists)}"], [], Path("out"))
-    assert [job.arguments[-1] for job in jobs] == [f"prune.ignore={value}" for value in lists]
+    runs = plan_sweep(["a"], [0], [f"prune.ignore={','.join(lists)}"], CPU, Path("out"))
+    assert [run.settings for run in runs] == [(f"prune.ignore={value}",) for value in lists]
 
 
-@pytest.mark.parametrize("options", [["--set", "finetune.lr=3"], []])
-def test_a_key_that_is_given_twice_is_refused(options):
+@pytest.mark.parametrize("settings", [("finetune.lr=3",), ()])
+def test_a_key_that_is_given_twice_is_refused(settings):
     """Otherwise the last would win, and runs of different names be the same."""
-    vary = ["finetune.lr=1,2"] if options else ["finetune.lr=1,2", "finetune.lr = 3"]
+    vary = ["finetune.lr=1,2"] if settings else ["finetune.lr=1,2", "finetune.lr = 3"]
     with pytest.raises(RecipeError, match="finetune.lr is given twice"):
-        jobs_of(["a"], [0], vary, options, Path("out"))
+        plan_sweep(["a"], [0], vary, Common(settings), Path("out"))
+    with pytest.raises(RecipeError, match="data.directory is given twice"):
+        plan_sweep(["a"], [0], ["data.directory=a,b"], Common(data="c"), Path("out"))
 
 
 @pytest.mark.parametrize(
@@ -169,12 +200,11 @@ def test_a_key_that_is_given_twice_is_refused(options):
         (["tiny.toml", "nowhere.toml"], ["nowhere.toml"]),
         (["tiny.toml", "--device=warp"], ["'warp'", "cpu"]),
         (["tiny.toml", "--out=tiny.toml"], ["tiny.toml", "--out"]),
-        (["tiny.toml", f"--vary=description={'x' * 300}"], ["cannot be written", "--out"]),
     ],
 )
 def test_a_bad_sweep_is_refused_in_one_sentence_before_anything_runs(monkeypatch, capsys, here, arguments, words):
     before = sorted(here.iterdir())
-    monkeypatch.setattr(sys, "argv", ["paam", "sweep", "--device=cpu", *arguments])
+    monkeypatch.setattr(sys, "argv", ["paam", "sweep", "--device=cpu", "--trust-code", *arguments])
     with pytest.raises(SystemExit) as exit_:
         paam.cli.main()
     captured = capsys.readouterr()
@@ -190,28 +220,33 @@ def test_a_bad_sweep_is_refused_in_one_sentence_before_anything_runs(monkeypatch
 @pytest.mark.parametrize(
     ("vary", "words"),
     [
-        ("target.keep_macs=0.5,0.0001", ["tiny-target.keep_macs=0.0001 cannot be run", "between"]),
-        ("model.name=held_net:make,nowhere:net", ["tiny-model.name=nowhere:net cannot be run", "nowhere"]),
-        ("data.name=digits,folder", ["tiny-data.name=folder cannot be run", "directory"]),
+        ("target.keep_macs=0.5,0.0001", ["tiny-target.keep_macs=0.0001-distill", "between"]),
+        (
+            "model.name=held_net:make,nowhere:net",
+            ["tiny-model.name=nowhere:net-distill", "nowhere"],
+        ),
+        ("data.name=digits,folder", ["tiny-data.name=folder-distill", "directory"]),
         (
             "distill.teacher=good.safetensors,nowhere.safetensors",
-            ["teacher=nowhere.safetensors cannot be run", "No such"],
+            ["teacher=nowhere.safetensors-distill", "No such"],
         ),
     ],
 )
 def test_what_the_last_variant_lacks_is_said_before_the_first_one_runs(monkeypatch, capsys, here, vary, words):
-    save_weights(here / "good.safetensors", build_model("held_net:make", num_classes=10, in_channels=1).state_dict())
+    save_weights(
+        here / "good.safetensors", build_model("held_net:make", num_classes=10, in_channels=1).state_dict(), "a test"
+    )
     settings = ["--set=distill.weight=0.5", f"--vary={vary}", "--seeds=0,1", "--out=out"]
     code, out, err = sweep(monkeypatch, capsys, "tiny.toml", *settings)
     assert (code, out) == (2, "checking  variants: 2\n")
-    assert all(word in err for word in words), err
+    assert all(word in err for word in [*words, "weight=0.5 cannot be run"]), err
     assert not (here / "out").exists()
 
 
 def test_data_is_loaded_once_for_all_variants_that_share_it(monkeypatch, here):
     loads = []
-    load = paam.train.setup.load_data
-    monkeypatch.setattr(paam.train.setup, "load_data", lambda *a, **o: loads.append(o["holdout"]) or load(*a, **o))
+    load = paam.runs.setup.load_data
+    monkeypatch.setattr(paam.runs.setup, "load_data", lambda *a, **o: loads.append(o["holdout"]) or load(*a, **o))
     variants = {
         f"{rate} {share}": {"warmup.lr": rate, "data.holdout": share} for rate in (0.1, 0.2) for share in (0, 0.5)
     }
@@ -234,12 +269,9 @@ def test_a_seed_or_a_folder_of_a_later_run_is_refused_first(monkeypatch, capsys,
 # ---------------------------------------------------------------- the table
 
 
-def end(accuracy: float, params: int, macs: int) -> dict:
-    return {
-        "event": "end",
-        "pruned": {"accuracy": accuracy, "params": params, "macs": macs},
-        "dense": {"accuracy": 0.0, "params": 1000, "macs": 2000},
-    }
+def end(accuracy: float, params: int, macs: int) -> End:
+    time = Milliseconds(1.0, 1.0, 1.0)
+    return End(1, {}, Outcome(0.0, 1000, 2000, time), Outcome(accuracy, params, macs, time))
 
 
 def shown(results: dict) -> list[list[str]]:
@@ -303,7 +335,9 @@ def test_a_failing_run_is_named_and_does_not_stop_the_others_and_finished_ones_a
 
 def test_a_run_that_fails_now_does_not_count_by_what_it_was_before(monkeypatch, capsys, here):
     assert sweep(monkeypatch, capsys, "tiny.toml", "--out=out")[0] == 0
-    code, out, err = sweep(monkeypatch, capsys, "tiny.toml", "--out=out", "--set=finetune.lr=0.7")
+    text = (here / "tiny.toml").read_text("utf-8")
+    (here / "tiny.toml").write_text(f"{text}\n[finetune]\nlr = 0.7\n", "utf-8")
+    code, out, err = sweep(monkeypatch, capsys, "tiny.toml", "--out=out")
     assert code == 1
     assert "1 of 1 runs failed" in err
     assert "cannot change any more" in out
@@ -314,7 +348,7 @@ def test_a_run_that_fails_now_does_not_count_by_what_it_was_before(monkeypatch, 
 def test_a_target_on_the_command_line_is_that_of_all_runs(monkeypatch, capsys, here):
     assert sweep(monkeypatch, capsys, "tiny.toml", "--seeds=0,1", "--keep-params=0.4", "--out=out")[0] == 0
     for seed in (0, 1):
-        end = read_record(here / "out" / f"tiny-seed{seed}" / "record.jsonl")[-1]
+        end = read_record(here / "out" / f"tiny-target.keep_params=0.4-seed{seed}" / "record.jsonl")[-1]
         assert end["pruned"]["params"] <= 0.4 * end["dense"]["params"]
 
 
@@ -326,8 +360,11 @@ def wait_for(condition, process: subprocess.Popen) -> None:
         time.sleep(0.01)
 
 
+SWEEP = [sys.executable, "-m", "paam", "sweep", "tiny.toml", "--out=out", "--device=cpu", "--trust-code"]
+
+
 def test_an_interrupt_reaches_the_runs_they_save_and_the_sweep_goes_on(here):
-    command = [sys.executable, "-m", "paam", "sweep", "tiny.toml", "--seeds=0,1", "--out=out", "--device=cpu"]
+    command = [*SWEEP, "--seeds=0,1"]
     log, hold, reached = here / "out" / "tiny-seed0.log", here / "hold", here / "reached"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         hold.touch()
@@ -343,7 +380,7 @@ def test_an_interrupt_reaches_the_runs_they_save_and_the_sweep_goes_on(here):
         finally:
             process.kill()
         assert process.returncode == 128 + number
-        assert "the same command goes on" in err
+        assert "rerun the same command to continue" in err
         assert "Traceback" not in out + err
         assert "all of it is saved" in log.read_text("utf-8")
         assert not (here / "out" / "tiny-seed1").exists()
@@ -360,7 +397,7 @@ def test_an_interrupt_reaches_the_runs_they_save_and_the_sweep_goes_on(here):
 
 def test_a_second_interrupt_leaves_at_once_and_the_runs_still_save(here):
     """Both before the sweep has looked again: the runs are told all the same."""
-    command = [sys.executable, "-m", "paam", "sweep", "tiny.toml", "--out=out", "--device=cpu"]
+    command = SWEEP
     (here / "hold").touch()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from paam import Pruner, count
+from paam.config.recipe import load_recipe
+from paam.config.target import Target
 from paam.errors import ArtifactError, PaamError, TargetError
+from paam.graph.network import Choice, Network, prepare
 from paam.models import resnet20, vgg16_bn
-from paam.network import Choice, Network, prepare
-from paam.recipe import load_recipe
-from paam.select import Selection, Target, check_reachable, select
+from paam.pruning.select import Selection, check_reachable, select
 from test_select import IMAGE, NETWORKS, random_scores
 
 
@@ -100,6 +101,7 @@ def test_of_two_budgets_the_unreachable_one_is_named(limit: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10_000), kind=st.sampled_from(["keep_macs", "keep_params", "keep_filters"]))
+@example(seed=90, kind="keep_macs")  # on a stream each group filled its step with other filters
 @pytest.mark.parametrize("round_to", [1, 8])
 def test_what_is_within_reach_is_so_for_all_scores(name: str, round_to: int, seed: int, kind: str) -> None:
     """Checked once, before training: the scores that training will find must not make it impossible."""
@@ -212,22 +214,22 @@ def test_uniform_widths_are_proportional_whatever_the_scores(seed: int, share: f
     assert all(abs(widths[name] - again[name]) <= 1 for name in widths)
 
 
-@pytest.mark.parametrize("scorer", ["l1", "random", "kq"])
-def test_scorers_decide_within_a_group_of_a_uniform_target(scorer: str) -> None:
+@pytest.mark.parametrize("criterion", ["l1", "random", None])
+def test_scores_decide_within_a_group_of_a_uniform_target(criterion: str | None) -> None:
     torch.manual_seed(0)
-    pruner = Pruner(vgg16_bn(), IMAGE, scorer=scorer)
+    pruner = Pruner(vgg16_bn(), IMAGE, criterion=criterion)
     scores = pruner.scores()
     chosen = kept_by_group(pruner.select(keep_filters=0.5, uniform=True))
     path = pruner.network.strongest_path({name: value.double().numpy() for name, value in scores.items()})
     for group in pruner.network.groups:
         stays = chosen[group.name]
         assert abs(len(stays) - group.width / 2) <= 1
-        if scorer == "kq":
+        if criterion is None:
             continue  # untrained, all scores are equal
         gone = set(range(group.width)) - stays
         lowest = min(float(scores[group.name][i]) for i in stays - path[group.name])
         assert max(float(scores[group.name][i]) for i in gone) <= lowest
-    if scorer == "l1":
+    if criterion == "l1":
         conv = pruner.network.traced.model.get_submodule("features.0")
         norms = conv.weight.detach().abs().sum((1, 2, 3))
         best = set(norms.argsort(descending=True)[: len(chosen["features.0"])].tolist())

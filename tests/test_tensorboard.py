@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from events import END, KEPT, SCORES, SELECTION, controlled, record
+from events import KEPT, SCORES, SELECTION, Line, controlled, record, resumed, typed
+from paam.config.recipe import load_recipe
 from paam.errors import PaamError
-from paam.recipe import load_recipe
-from paam.record import of_kind
-from paam.report.tensorboard import TensorBoardView, kept_picture
-from paam.train.run import run
+from paam.events import Epoch, Event, Selected, of_kind
+from paam.runs.run import run
+from paam.views.tensorboard import TensorBoardView, kept_picture
 
 GREEN, GREY, WHITE = (31, 136, 61), (208, 215, 222), (255, 255, 255)
 
 
 def test_the_picture_of_kept_filters_pixel_by_pixel():
     """Two layers of 4 and 6 filters: 512 // 6 = 85 columns per filter, six rows per layer, two between them."""
-    picture = kept_picture(SELECTION)
+    picture = kept_picture(*typed([SELECTION]))
     assert picture.shape == (14, 6 * 85, 3)
     for row in range(14):
         for column in range(6 * 85):
@@ -34,7 +34,7 @@ def test_the_picture_of_kept_filters_pixel_by_pixel():
 
 
 def test_wide_layers_have_a_pixel_per_filter():
-    picture = kept_picture({"kept_filters": {"a": [100, 2048], "b": [2048, 2048]}})
+    picture = kept_picture(*typed([{**SELECTION, "kept_filters": {"a": [100, 2048], "b": [2048, 2048]}}]))
     assert picture.shape == (14, 2048, 3)
     assert (picture[:6] == GREEN).all(2).sum() == 6 * 100
     assert (picture[8:] == GREEN).all()
@@ -50,7 +50,7 @@ def scalars(found, tag: str) -> list[tuple[int, float]]:
     return [(point.step, point.value) for point in found.Scalars(tag)]
 
 
-def told(folder: Path, events: list[dict]) -> None:
+def told(folder: Path, events: list[Event]) -> None:
     with TensorBoardView(folder) as view:
         for event in events:
             view.event(event)
@@ -58,7 +58,7 @@ def told(folder: Path, events: list[dict]) -> None:
 
 @pytest.mark.zoo
 def test_a_dense_control_has_curves_of_its_own(tmp_path):
-    told(tmp_path, controlled())
+    told(tmp_path, typed(controlled()))
     found = read(tmp_path)
     assert [step for step, _ in scalars(found, "loss")] == [1, 2, 3, 4, 5, 6, 7]
     assert scalars(found, "control/loss") == [(8, 0.125), (9, 0.125)]
@@ -68,9 +68,9 @@ def test_a_dense_control_has_curves_of_its_own(tmp_path):
 
 @pytest.mark.zoo
 def test_events_come_back_out_of_the_files(tmp_path):
-    events = [*record()[:-1], {"event": "foreign"}, END]
-    events[1]["accuracy"] = None
-    told(tmp_path, events)
+    lines: list[Line] = record()
+    lines[1]["accuracy"] = None
+    told(tmp_path, typed(lines))
     found = read(tmp_path)
     assert found.Tags()["scalars"] == [
         "loss",
@@ -99,14 +99,14 @@ def test_events_come_back_out_of_the_files(tmp_path):
     (picture,) = found.Images("kept filters")
     assert picture.step == 3
     pixels = np.asarray(Image.open(io.BytesIO(picture.encoded_image_string)).convert("RGB"))
-    assert np.array_equal(pixels, kept_picture(SELECTION))
+    assert np.array_equal(pixels, kept_picture(*typed([SELECTION])))
 
 
 @pytest.mark.zoo
 def test_a_resumed_run_leaves_no_duplicates_and_no_gaps(tmp_path):
-    told(tmp_path, record(5))
+    told(tmp_path, typed(record(5)))
     whole = record()
-    told(tmp_path, [{"event": "resumed", "epoch": 4, "told": len(record(4))}, *whole])
+    told(tmp_path, typed([resumed(4, told=len(record(4))), *whole]))
     found = read(tmp_path)
     assert [step for step, _ in scalars(found, "loss")] == list(range(1, 8))
     assert len(found.Images("kept filters")) == 1
@@ -121,9 +121,9 @@ def test_a_real_run_killed_and_resumed_shows_its_record(tmp_path):
     folder = tmp_path / "run" / "tensorboard"
     with TensorBoardView(folder) as view:
 
-        def dies(event: dict) -> None:
+        def dies(event: Event) -> None:
             view.event(event)
-            if event["event"] == "epoch" and event["epoch"] == 3:
+            if isinstance(event, Epoch) and event.epoch == 3:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
@@ -131,11 +131,11 @@ def test_a_real_run_killed_and_resumed_shows_its_record(tmp_path):
     with TensorBoardView(folder) as view:
         events = run(recipe, tmp_path / "run", device="cpu", resume=True, watch=view.event)
     found = read(folder)
-    epochs = of_kind(events, "epoch")
-    assert [event["epoch"] for event in epochs] == list(range(6))
-    assert scalars(found, "loss") == [(e["epoch"] + 1, pytest.approx(e["loss"])) for e in epochs]
+    epochs = of_kind(events, Epoch)
+    assert [event.epoch for event in epochs] == list(range(6))
+    assert scalars(found, "loss") == [(e.epoch + 1, pytest.approx(e.loss)) for e in epochs]
     assert [step for step, _ in scalars(found, "accuracy/holdout")] == [1, 2, 3, 4, 5, 6]
-    cuts = of_kind(events, "selection")
+    cuts = of_kind(events, Selected)
     for picture, cut in zip(found.Images("kept filters"), cuts, strict=True):
         pixels = np.asarray(Image.open(io.BytesIO(picture.encoded_image_string)).convert("RGB"))
         assert np.array_equal(pixels, kept_picture(cut))

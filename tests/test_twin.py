@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paam import Pruner
+from paam.config.recipe import recipe_from_tree
 from paam.data import Augmentation, Split
 from paam.data.augment import Draws, draw
-from paam.recipe import recipe_from_tree
-from paam.schedule import phase_at
-from paam.train.batches import Normalization, TrainingBatches
+from paam.data.batches import Normalization, TrainingBatches
+from paam.methods import phases_of
 from paam.train.engine import Engine
 
 STEPS, BATCH, CLASSES, SEED = 6, 16, 4, 3
@@ -102,7 +102,7 @@ def engine_losses() -> tuple[Net, Pruner, dict[int, list[float]], Engine]:
         seed=SEED,
         device="cpu",
     )
-    engine = Engine(pruner, given, batches, seed=SEED, emit=lambda event: None)
+    engine = Engine(pruner, given, phases_of(given), batches, seed=SEED, emit=lambda event: None)
     losses: dict[int, list[float]] = {}
 
     def watched(found: list[Tensor], phase: Any, epoch: int) -> None:
@@ -286,8 +286,7 @@ def test_every_phase_is_that_of_a_hand_written_loop():
     assert sum(int(mask.sum()) for mask in masks) == int(0.6 * 14)
     assert all(0 < mask.sum() < len(mask) for mask in masks)
     theirs, small, control = twin_losses(twin, masks)
-    schedule = recipe().schedule
-    phases = [phase_at(schedule, epoch).name for epoch in range(schedule.total)]
+    phases = [phase.name for phase in phases_of(recipe()) for _ in range(phase.epochs)]
     assert phases == ["warmup"] * 2 + ["score", "weight"] + ["finetune"] * 2 + ["control"] * 4
     for epoch, phase in enumerate(phases):
         assert ours[epoch] == pytest.approx(theirs[epoch], rel=1e-5), (epoch, phase)

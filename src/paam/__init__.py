@@ -10,36 +10,55 @@ from paam.version import __version__
 
 if TYPE_CHECKING:
     from paam import models
-    from paam.api import Pruned, prune
-    from paam.artifacts import load, save
-    from paam.cost import Counted, count
+    from paam.artifacts.export import export
+    from paam.artifacts.latency import Latency, measure_latency
+    from paam.artifacts.saved import load, save
+    from paam.config.recipe import Recipe, load_recipe
+    from paam.config.schedule import Schedule
+    from paam.config.target import Target
+    from paam.data import register_dataset
     from paam.errors import PaamError
-    from paam.exporting import export
-    from paam.plan import Plan
-    from paam.pruner import Pruner
-    from paam.recipe import Recipe, load_recipe
-    from paam.schedule import Schedule
-    from paam.select import Selection, Target
-    from paam.speed import Latency, measure_latency
+    from paam.graph.cost import Counted, count
+    from paam.graph.network import Network, prepare
+    from paam.graph.plan import Plan
+    from paam.graph.rules.table import register_rule
+    from paam.methods.base import Method, register_method
+    from paam.pruning.criterion import Criterion, register_criterion
+    from paam.pruning.pruner import Pruner
+    from paam.pruning.scorers import Scorer
+    from paam.pruning.select import Selection, select
+    from paam.runs.in_memory import Pruned, prune
+    from paam.train.phase import Phase
 else:
     _HOMES = {
-        "Pruned": "paam.api",
-        "prune": "paam.api",
-        "load": "paam.artifacts",
-        "save": "paam.artifacts",
-        "Counted": "paam.cost",
-        "count": "paam.cost",
+        "export": "paam.artifacts.export",
+        "Latency": "paam.artifacts.latency",
+        "measure_latency": "paam.artifacts.latency",
+        "load": "paam.artifacts.saved",
+        "save": "paam.artifacts.saved",
+        "Recipe": "paam.config.recipe",
+        "load_recipe": "paam.config.recipe",
+        "Schedule": "paam.config.schedule",
+        "Target": "paam.config.target",
+        "register_dataset": "paam.data",
         "PaamError": "paam.errors",
-        "export": "paam.exporting",
-        "Plan": "paam.plan",
-        "Pruner": "paam.pruner",
-        "Recipe": "paam.recipe",
-        "load_recipe": "paam.recipe",
-        "Schedule": "paam.schedule",
-        "Selection": "paam.select",
-        "Target": "paam.select",
-        "Latency": "paam.speed",
-        "measure_latency": "paam.speed",
+        "Counted": "paam.graph.cost",
+        "count": "paam.graph.cost",
+        "Network": "paam.graph.network",
+        "prepare": "paam.graph.network",
+        "Plan": "paam.graph.plan",
+        "register_rule": "paam.graph.rules.table",
+        "Method": "paam.methods.base",
+        "register_method": "paam.methods.base",
+        "Criterion": "paam.pruning.criterion",
+        "register_criterion": "paam.pruning.criterion",
+        "Pruner": "paam.pruning.pruner",
+        "Scorer": "paam.pruning.scorers",
+        "Selection": "paam.pruning.select",
+        "select": "paam.pruning.select",
+        "Pruned": "paam.runs.in_memory",
+        "prune": "paam.runs.in_memory",
+        "Phase": "paam.train.phase",
     }
 
     def __getattr__(name: str) -> object:
@@ -56,13 +75,18 @@ else:
 
 __all__ = [
     "Counted",
+    "Criterion",
     "Latency",
+    "Method",
+    "Network",
     "PaamError",
+    "Phase",
     "Plan",
     "Pruned",
     "Pruner",
     "Recipe",
     "Schedule",
+    "Scorer",
     "Selection",
     "Target",
     "__version__",
@@ -72,6 +96,12 @@ __all__ = [
     "load_recipe",
     "measure_latency",
     "models",
+    "prepare",
     "prune",
+    "register_criterion",
+    "register_dataset",
+    "register_method",
+    "register_rule",
     "save",
+    "select",
 ]

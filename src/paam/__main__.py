@@ -1,5 +1,10 @@
 """``python -m paam`` is the same program as ``paam``."""
 
+import sys
+
+if not sys.flags.safe_path:
+    del sys.path[0]  # the current folder, where anybody's torch.py may lie
+
 from paam.entry import main
 
 main()

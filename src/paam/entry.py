@@ -1,23 +1,29 @@
-"""Where the program begins. Loading it takes a second, and Ctrl-C in that second must not end in a traceback."""
+"""Where the program begins."""
 
 from __future__ import annotations
 
 import os
-import signal
-from types import FrameType
+import sys
+
+from paam.loading import loading
 
 
 def main() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    if before != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _leave)
-    from paam.cli import main as program
-
-    signal.signal(signal.SIGINT, before)
+    _open_closed_streams()
+    # Python puts the current folder first on the path of processes that others start for us, such as readers of images.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    with loading():
+        from paam.cli import main as program
     program()
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    """At once: an exception could be swallowed, or be taken for a failed import, by whatever is just being loaded."""
-    os.write(2, b"paam: Stopped; nothing was begun.\n")
-    os._exit(128 + number)
+def _open_closed_streams() -> None:
+    """Where one was closed (``>&-``) what goes there goes nowhere, and no file of a run is given its number."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nowhere, number)
+            if nowhere != number:
+                os.close(nowhere)
+            os.set_inheritable(number, True)  # which dup2 does, but for a number that it has already
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - as long as we run

@@ -25,6 +25,10 @@ class GraphError(PaamError):
     """A model cannot be traced, or holds an operation that no channel rule covers."""
 
 
+class ConstantMapError(GraphError):
+    """A layer of a pruned network became a constant map, which is right for inputs of one size alone."""
+
+
 class TargetError(PaamError):
     """A pruning target cannot be reached, or is contradictory."""
 
@@ -33,12 +37,31 @@ class ArtifactError(PaamError):
     """A plan, a weight file or a run directory is missing, damaged, foreign, or in the way."""
 
 
+class DamagedError(ArtifactError):
+    """The content of a file is proven to be wrong; one that merely cannot be read now is not damaged."""
+
+
 class DeviceError(PaamError):
     """The requested device is not there."""
 
 
 class DivergedError(PaamError):
     """Training produced a loss that is not finite, or scores that say nothing."""
+
+
+class FailedError(PaamError):
+    """Something else than paam's own refusals ended a run: memory, a user's code, torch.
+
+    ``change``: "key=value" of the recipe with which the run has a chance to go on; empty where none is known.
+    """
+
+    def __init__(self, sentence: str, change: str = "") -> None:
+        super().__init__(sentence)
+        self.change = change
+
+
+class TrustError(PaamError):
+    """A file names code to run, and the user has not said to run it."""
 
 
 class StoppedError(PaamError):

@@ -6,17 +6,63 @@ import contextlib
 import errno
 import io
 import sys
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
 
 from paam.errors import PaamError
-from paam.report.plain import let_go
 from paam.version import __version__
+from paam.views.format import clean
+from paam.views.lines import complain, let_go
+
+
+class _Shown:
+    """Flags are shown without a type, and what is said of wrong usage without what a terminal would obey."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return without_types(super().get_params(ctx))  # type: ignore[misc]
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with usage_cleaned():
+            return super().make_context(*args, **options)  # type: ignore[misc]
+
+
+class Command(_Shown, TyperCommand):
+    """One command."""
+
+
+class Group(_Shown, TyperGroup):
+    """All commands."""
+
+    def resolve_command(self, *args: Any) -> Any:
+        with usage_cleaned():
+            return super().resolve_command(*args)
+
+
+def without_types(params: list[Any]) -> list[Any]:
+    """A flag takes no value, but typer shows that it is a bool."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+@contextlib.contextmanager
+def usage_cleaned() -> Iterator[None]:
+    """Errors of usage quote what was given, such as names of files that a shell has put there."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(message := getattr(error, "message", None), str):
+            error.message = clean(message)  # type: ignore[attr-defined]
+        raise
+
 
 app = typer.Typer(
     name="paam",
+    cls=Group,
     help="Prune CNNs by active attention manipulation: smaller dense networks, exact by construction.",
     no_args_is_help=True,
     add_completion=False,
@@ -25,9 +71,10 @@ app = typer.Typer(
 )
 
 
-def examples(*commands: str) -> str:
-    """The end of a command's help: one example per line, to be copied."""
-    return "\n\n".join(["Example:" if len(commands) == 1 else "Examples:", *(f"[bold]{line}[/]" for line in commands)])
+def command(*examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command; its help ends with examples, one per line, to be copied."""
+    title = "Example:" if len(examples) == 1 else "Examples:"
+    return app.command(cls=Command, epilog="\n\n".join([title, *(f"[bold]{line}[/]" for line in examples)]))
 
 
 UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
@@ -65,10 +112,5 @@ def main() -> None:
 
 
 def kept_clean(ours: bool) -> contextlib.AbstractContextManager[object]:
-    """Where standard output is ``ours`` alone, for programs to read: what a user's model prints goes beside it."""
+    """Where standard output is ``ours`` alone, for programs to read: what a model prints goes to standard error."""
     return contextlib.redirect_stdout(sys.stderr) if ours else contextlib.nullcontext()
-
-
-def complain(sentence: str) -> None:
-    with contextlib.suppress(OSError):  # a terminal that is gone must not change how the program ends
-        Console(stderr=True).print(f"paam: {sentence}", style="red", highlight=False, markup=False, soft_wrap=True)

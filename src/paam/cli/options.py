@@ -7,10 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
+from paam.config.trust import FLAG
 from paam.errors import RecipeError
 
 Data = Annotated[Path | None, typer.Option(help="Folder that holds the data set.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto takes a GPU when there is one.")]
+
+
+TrustCode = Annotated[bool, typer.Option(FLAG, help="Run code that a recipe names as module:function.")]
 
 
 def _share(of: str) -> Any:

@@ -1,20 +1,20 @@
-"""The command that writes runs down as a page: report."""
+"""The command that writes a page about runs: report."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paam.cli.app import app, complain, examples
-from paam.record import RECORD_FILE
-from paam.report.html import write_report
-from paam.train.directory import REPORT_FILE
+from paam.cli.app import command
+from paam.runs.record import RECORD_FILE, REPORT_FILE
+from paam.views.lines import complain, put
 
 
-@app.command(epilog=examples("paam report runs/demo", "paam report runs/kq-seed0 runs/kq-seed1 -o kq.html"))
+@command("paam report runs/demo", "paam report runs/kq-seed0 runs/kq-seed1 -o kq.html")
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, finished or not.")],
     out: Annotated[
@@ -23,7 +23,12 @@ def report(
     ] = None,
 ) -> None:
     """Write one HTML file that shows a run, or compares several; it opens offline."""
+    from paam.report.page import write_report
+
     out = out or (runs[0] / REPORT_FILE if len(runs) == 1 else Path(REPORT_FILE))
     for sentence in write_report([run / RECORD_FILE for run in runs], out):
         complain(sentence)
-    typer.echo(os.fsencode(out))  # bytes: a name need not be UTF-8
+    if sys.stdout.isatty():
+        put(str(out))
+    else:
+        typer.echo(os.fsencode(out))  # bytes, for programs: a name need not be UTF-8

@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -31,7 +30,7 @@ class Stopping:
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:
                 if signal.getsignal(number) != signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._receive)
+                    self._before[number] = signal.signal(number, lambda number, frame: self.receive(number))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -47,7 +46,8 @@ class Stopping:
         assert self.received is not None
         return 128 + self.received
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
+    def receive(self, number: int) -> None:
+        """As if that signal had come; from any thread."""
         again = self.received is not None
         if again and number == signal.SIGHUP:
             return  # a closed terminal is told by the system and by its shell

@@ -4,45 +4,35 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console
 
-from paam.cli.app import app, complain, examples
-from paam.cli.options import Data, Device, KeepFilters, KeepMacs, KeepParams, RoundTo, Threshold, target_keys
+from paam.cli.app import command
+from paam.cli.options import Data, Device, KeepFilters, KeepMacs, KeepParams, RoundTo, Threshold, TrustCode, target_keys
 from paam.cli.stopping import Stopping
+from paam.config.recipe import load_recipe
+from paam.config.trust import check_trusted, is_named
 from paam.errors import RecipeError, StoppedError
-from paam.recipe import Recipe, load_recipe, parse_override
-from paam.report.plain import put
-from paam.report.tables import sweep_table
-from paam.train.device import find_device, usual_device
-from paam.train.directory import check_directory
-from paam.train.setup import check_seed
-from paam.train.sweep import (
-    Job,
-    Running,
-    check_variants,
-    is_begun,
-    jobs_of,
-    results,
-    run_jobs,
-    shared_gpu,
-    tell_to_stop,
-)
+from paam.loading import loading
+from paam.runs.liveness import lock_held
+from paam.runs.planned import Common, Planned, plan_sweep
+from paam.runs.record import LOCK_FILE
+from paam.views.lines import complain, put, show
+from paam.views.tables import sweep_table
+
+if TYPE_CHECKING:
+    from paam.runs.sweep import Running
 
 ON_A_GPU = 3
 """Runs at once: together they go 1.3 times as fast as one after the other, and a fourth one gains nothing for sure."""
 
 
-@app.command(
-    epilog=examples(
-        "paam sweep cifar10-resnet56-kq --data data --seeds 0,1,2",
-        "paam sweep cifar10-resnet56-kq --data data --vary prune.balance=area,side,none",
-    )
+@command(
+    "paam sweep cifar10-resnet56-kq --data data --seeds 0,1,2",
+    "paam sweep cifar10-resnet56-kq --data data --vary prune.balance=area,side,none",
 )
 def sweep(
     recipes: Annotated[list[str], typer.Argument(help="Recipes, shipped or paths to .toml files.")],
@@ -64,17 +54,22 @@ def sweep(
     jobs: Annotated[
         int | None, typer.Option(min=1, help=f"Runs at once.  [dim]default: {ON_A_GPU} on a GPU, 1 on a CPU[/]")
     ] = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Run recipes with several seeds or settings, a few at a time on one GPU, and compare. Run again to go on."""
+    with loading():
+        import torch
+
+        from paam.runs.sweep import results, run_jobs, shared_gpu, tell_to_stop
+        from paam.train.device import find_device, usual_device
     device = usual_device(device)
     on_gpu = device.startswith("cuda") and torch.cuda.is_available()
     if not on_gpu:  # a GPU is left to the runs: it may serve one process at a time
         find_device(device)
     target = target_keys(keep_macs, keep_params, keep_filters, threshold, round_to)
     settings = [*(settings or ()), *(f"{key}={value}" for key, value in target.items())]
-    options = [part for text in settings for part in ("--set", text)]
-    options += ["--device", device, *([] if data is None else ["--data", str(data)])]
-    planned = jobs_of(recipes, _numbers(seeds), vary or (), options, out)
+    common = Common(tuple(settings), None if data is None else str(data), device, trust_code)
+    planned = plan_sweep(recipes, _numbers(seeds), vary or (), common, out)
     _check(planned)
     at_once = jobs or (ON_A_GPU if on_gpu else 1)
     running: Running = {}
@@ -87,7 +82,7 @@ def sweep(
     stopping.training = True
     try:
         with stopping, shared_gpu(on_gpu and at_once > 1):
-            codes = run_jobs(planned, at_once, put, stopping.asked, running)
+            codes = run_jobs(planned, at_once, put, stopping.asked, running, _is_held)
     except StoppedError as stopped:
         complain(str(stopped))
         raise typer.Exit(stopping.exit_code) from None
@@ -96,13 +91,17 @@ def sweep(
     console = Console()
     if not console.is_terminal:
         console.width = 10_000  # one line per variant, for grep
-    console.print(sweep_table({job.variant: ends.get(job.variant, []) for job in planned}))
+    show(console, sweep_table({job.variant: ends.get(job.variant, []) for job in planned}))
     if done:
         put(f"a page of them:  paam report {shlex.quote(str(out))}/*/ -o report.html")
     failed = [path.name for path, code in codes.items() if code]
     if failed:
         complain(f"{len(failed)} of {len(codes)} runs failed: {', '.join(failed)}; their .log files say why.")
         raise typer.Exit(1)
+
+
+def _is_held(out: Path) -> bool:
+    return bool(lock_held(out / LOCK_FILE))
 
 
 def _numbers(text: str) -> list[int]:
@@ -113,18 +112,19 @@ def _numbers(text: str) -> list[int]:
     return numbers
 
 
-def _recipe_of(job: Job) -> Recipe:
-    """What `paam prune` makes of a job's arguments."""
-    given = list(pairwise(job.arguments))
-    overrides = [parse_override(value) for option, value in given if option == "--set"]
-    folders = [("data.directory", value) for option, value in given if option == "--data"]
-    return load_recipe(job.arguments[0], dict([*overrides, *folders]))
-
-
-def _check(planned: Sequence[Job]) -> None:
+def _check(planned: Sequence[Planned]) -> None:
     """Refuse before the first run what would be refused at any. A single variant is tried by its own first run."""
+    from paam.runs.directory import check_directory
+    from paam.runs.setup import check_recipe, check_seed
+    from paam.runs.sweep import check_variants, is_begun
+
     first = {job.variant: job for job in reversed(planned)}
-    recipes = {variant: _recipe_of(job) for variant, job in reversed(first.items())}
+    recipes = {variant: load_recipe(job.recipe, job.overrides) for variant, job in reversed(first.items())}
+    for variant, recipe in recipes.items():
+        check_recipe(recipe)
+        job = first[variant]
+        trusted = job.common.trust_code or is_named(job.overrides)
+        check_trusted(recipe.model.name, f"The recipe {job.recipe}", trusted=trusted, or_named=True)
     for job in planned:
         check_seed(job.seed)
         check_directory(job.out, resume=is_begun(job), overwrite=False)

@@ -7,36 +7,26 @@ import math
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console
 
-from paam.cli.app import app, examples, kept_clean
-from paam.cli.options import Device
+from paam.cli.app import command, kept_clean
+from paam.cli.options import Device, TrustCode
 from paam.errors import ArtifactError, DeviceError, RecipeError
-from paam.exporting import EXPORTS
-from paam.exporting import export as export_model
-from paam.inspection import inspect as inspect_network
-from paam.models import MODELS, build_model
-from paam.network import prepare
-from paam.plan import LARGEST_INPUT
-from paam.record import environment
-from paam.report.plain import put
-from paam.report.tables import comparison_table, inspection_table
-from paam.speed import compare
-from paam.train.device import find_device
-from paam.train.directory import OWN_FILES
-from paam.train.opened import OpenedRun, open_run
+from paam.loading import loading
+from paam.views.lines import put
+from paam.views.tables import comparison_table, inspection_table
+
+if TYPE_CHECKING:
+    from paam.runs.finished import FinishedRun
 
 
-@app.command(
-    epilog=examples(
-        "paam inspect resnet56",
-        "paam inspect torchvision:resnet50 --json",
-        "paam inspect my_code:my_model --input 1x128x128 --ignore head",
-    )
+@command(
+    "paam inspect resnet56",
+    "paam inspect torchvision:resnet50 --json",
+    "paam inspect my_code:my_model --input 1x128x128 --ignore head",
 )
 def inspect(
     model: Annotated[
@@ -52,6 +42,12 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what would be gated in a network: layers, groups, streams, what is left alone and why."""
+    with loading():
+        import torch
+
+        from paam.graph.network import prepare
+        from paam.models import MODELS, build_model
+        from paam.pruning.inspection import inspect as inspect_network
     small = model in MODELS
     sizes = _sizes(shape or ("3x32x32" if small else "3x224x224"))
     classes = classes or (10 if small else 1000)
@@ -69,43 +65,57 @@ def inspect(
         console.print(inspection_table(model, sizes, classes, found))
 
 
-@app.command(
-    epilog=examples("paam export runs/demo --format onnx", "paam export runs/demo --format pt2 --out small.pt2")
-)
+@command("paam export runs/demo --format onnx", "paam export runs/demo --format pt2 --out small.pt2")
 def export(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
     format: Annotated[str, typer.Option(help="onnx, pt2 or safetensors.")] = "onnx",
     out: Annotated[
         Path | None, typer.Option(help="File to write.  [dim]default: RUN/model.FORMAT, or pruned.safetensors[/]")
     ] = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Write the pruned network of a run as one file for other programs; its batch size stays free."""
-    opened = open_run(run_directory)
+    with loading():
+        from paam.artifacts.export import EXPORTS, check_format
+        from paam.artifacts.export import export as export_model
+        from paam.runs.directory import OWN_FILES
+        from paam.runs.finished import open_run
+    check_format(format)
+    finished = open_run(run_directory, trust_code=trust_code)
     out = out or run_directory / EXPORTS.get(format, "")
     inside = os.path.relpath(os.path.realpath(out), os.path.realpath(run_directory))
     if inside.partition(os.sep)[0] in OWN_FILES - {*EXPORTS.values()}:
         raise ArtifactError(f"{out} is a file of the run itself; choose another --out.")
-    export_model(opened.small, opened.example(2), out, format)
+    export_model(finished.small, finished.example(2), out, format)
     put(f"{out}  ({out.stat().st_size / 1e6:.2f} MB)")
-    put(_how_to_load(out, format, opened))
+    for line in _how_to_load(out, format, finished):
+        put(line)
 
 
-@app.command(epilog=examples("paam bench runs/demo", "paam bench runs/demo --batch 64 --device cuda --compile"))
+@command("paam bench runs/demo", "paam bench runs/demo --batch 64 --device cuda --compile")
 def bench(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
     batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 128,
     device: Device = "auto",
     repeats: Annotated[int, typer.Option(min=2, help="Timed passes of each network, taking turns.")] = 30,
     compiled: Annotated[bool, typer.Option("--compile", help="Measure torch.compile too.")] = False,
+    trust_code: TrustCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure dense against pruned: latency, throughput and peak memory, with their spread."""
+    with loading():
+        import torch
+
+        from paam.artifacts.latency import compare
+        from paam.runs.environment import environment
+        from paam.runs.finished import open_run
+        from paam.train.device import find_device
     device = find_device(device)
     try:
         with kept_clean(as_json):
-            opened = open_run(run_directory)
-            networks = {"dense": opened.dense.to(device), "pruned": opened.small.to(device)}
-            rows = compare(networks, opened.example(batch, device), repeats=repeats, compiled=compiled)
+            finished = open_run(run_directory, trust_code=trust_code)
+            networks = {"dense": finished.dense.to(device), "pruned": finished.small.to(device)}
+            rows = compare(networks, finished.example(batch, device), repeats=repeats, compiled=compiled)
     except (RuntimeError, MemoryError) as error:
         if "memory" not in str(error) and not isinstance(error, MemoryError):
             raise
@@ -121,6 +131,8 @@ def bench(
 
 def _sizes(text: str) -> tuple[int, ...]:
     """ "3x224x224" -> (3, 224, 224)."""
+    from paam.graph.plan import LARGEST_INPUT
+
     parts = text.lower().replace(",", "x").split("x")
     sizes = tuple(int(part) for part in parts if part.strip().isdecimal())
     if len(sizes) < len(parts) or not 0 < math.prod(sizes) <= LARGEST_INPUT:
@@ -128,17 +140,17 @@ def _sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def _how_to_load(out: Path, format: str, opened: OpenedRun) -> str:
-    name, sizes = opened.recipe.model.name, list(opened.plan.inputs[0][1:])
-    start = opened.record[0]
-    built = f'paam.models.build_model("{name}", num_classes={len(start["classes"])}, in_channels={sizes[0]})'
+def _how_to_load(out: Path, format: str, run: FinishedRun) -> list[str]:
+    name, sizes = run.recipe.model.name, list(run.plan.inputs[0][1:])
+    built = f'paam.models.build_model("{name}", num_classes={len(run.start.classes)}, in_channels={sizes[0]})'
     how = {
         "onnx": f'onnxruntime.InferenceSession("{out}")',
         "pt2": f'torch.export.load("{out}").module()',
         "safetensors": f'paam.load("{out}", {built})',
     }[format]
-    mean, std = (", ".join(f"{value:.4f}" for value in start["normalization"][key]) for key in ("mean", "std"))
-    return (
-        f"load it with  {how}\ninput: [N, {', '.join(map(str, sizes))}], (pixel / 255 - mean) / std"
-        f" with mean {mean} and std {std}"
-    )
+    shape = f"[N, {', '.join(map(str, sizes))}]"
+    known = {name: ", ".join(f"{value:.4f}" for value in values) for name, values in run.start.normalization.items()}
+    scaled = ""
+    if {"mean", "std"} <= known.keys():
+        scaled = f", (pixel / 255 - mean) / std with mean {known['mean']} and std {known['std']}"
+    return [f"load it with  {how}", f"input: {shape}{scaled}"]

@@ -14,21 +14,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from paam.cli.app import app, complain, examples, kept_clean
-from paam.cli.options import Data, Device, KeepFilters, KeepMacs, KeepParams, RoundTo, Threshold, target_keys
+from paam.cli.app import command, kept_clean
+from paam.cli.options import Data, Device, KeepFilters, KeepMacs, KeepParams, RoundTo, Threshold, TrustCode, target_keys
 from paam.cli.stopping import Stopping
-from paam.errors import ArtifactError, PaamError, StoppedError
-from paam.recipe import load_recipe, parse_override, shipped_recipes
-from paam.record import RECORD_FILE, Event, of_kind, read_record
-from paam.report.html import write_report
-from paam.report.phrases import result_line
-from paam.report.plain import put, show
-from paam.report.summary import summary
-from paam.report.tensorboard import TensorBoardView
-from paam.report.views import choose_view
-from paam.train.checkpoint import checkpoints
-from paam.train.directory import CHECKPOINTS, DENSE_FILE, REPORT_FILE, TENSORBOARD, never_began
-from paam.train.run import run
+from paam.config.recipe import Recipe, load_recipe, parse_override, shipped_recipes
+from paam.config.trust import check_trusted, is_named
+from paam.errors import ArtifactError, DataError, FailedError, PaamError, StoppedError
+from paam.events import End, Event, Start, last, of_kind
+from paam.loading import loading
+from paam.runs.leash import when_let_go
+from paam.runs.record import RECORD_FILE, REPORT_FILE, read_events
+from paam.views.choose import Harmless, choose_view
+from paam.views.format import result_line
+from paam.views.lines import complain, put, show
+from paam.views.summary import summary
 
 DEMO_RECIPE = "digits-resnet20-kq"
 
@@ -39,7 +38,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the record's events as
 Board = Annotated[bool, typer.Option("--tensorboard", help="Write RUN/tensorboard too.")]
 
 
-@app.command(epilog=examples("paam demo"))
+@command("paam demo")
 def demo(
     out: Annotated[
         Path, typer.Option(help="Run directory; an earlier demo in it is replaced, unless --resume is given.")
@@ -51,15 +50,16 @@ def demo(
     tensorboard: Board = False,
 ) -> None:
     """Prune ResNet-20 to half of its MACs on the embedded digits, from random init, in under two minutes."""
+    with loading():
+        from paam.runs.directory import never_began
     used = out.is_dir() and any(out.iterdir())
     earlier = _demo_in(out)
     if used and not earlier and not never_began(out):
         raise ArtifactError(f"The directory {out} holds something else than an earlier demo; choose another --out.")
-    if earlier and not resume and not of_kind(earlier, "end"):
-        complain(f"The demo in {out} was not finished and is begun anew; --resume would go on with it.")
+    if earlier and not resume and last(earlier, End) is None:
+        complain(f"The demo in {out} was not finished and is started over; --resume would continue it.")
     _prune(
-        DEMO_RECIPE,
-        {},
+        load_recipe(DEMO_RECIPE),
         out,
         seed=seed,
         device="cpu",
@@ -70,12 +70,10 @@ def demo(
     )
 
 
-@app.command(
-    epilog=examples(
-        "paam prune digits-resnet20-kq --keep-macs 0.3",
-        "paam prune cifar10-resnet56-kq --data data --keep-macs 0.5",
-        "paam prune my.toml --set finetune.lr=0.05 --out runs/mine --resume",
-    )
+@command(
+    "paam prune digits-resnet20-kq --keep-macs 0.3",
+    "paam prune cifar10-resnet56-kq --data data --keep-macs 0.5",
+    "paam prune my.toml --set finetune.lr=0.05 --out runs/mine --resume",
 )
 def prune(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe (see [bold]paam recipes[/]) or a path to a .toml.")],
@@ -92,7 +90,11 @@ def prune(
     seed: Seed = 0,
     device: Device = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    accept_changed_data: Annotated[
+        bool, typer.Option("--accept-changed-data", help="With --resume: go on though the data are others now.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start the run in --out anew.")] = False,
+    trust_code: TrustCode = False,
     quiet: Quiet = False,
     as_json: Json = False,
     tensorboard: Board = False,
@@ -104,11 +106,15 @@ def prune(
         overrides["data.directory"] = str(data)
     out = out or Path("runs") / f"{Path(recipe).stem}-seed{seed}"
     shown = {"quiet": quiet, "as_json": as_json}
+    loaded = load_recipe(recipe, overrides)
+    trusted = trust_code or is_named(overrides)
+    check_trusted(loaded.model.name, f"The recipe {recipe}", trusted=trusted, or_named=True)
     how: dict[str, Any] = {"device": device, "resume": resume, "overwrite": overwrite}
-    _prune(recipe, overrides, out, seed=seed, shown=shown, tensorboard=tensorboard, **how)
+    how["accept_changed_data"] = accept_changed_data
+    _prune(loaded, out, seed=seed, shown=shown, tensorboard=tensorboard, **how)
 
 
-@app.command(epilog=examples("paam recipes"))
+@command("paam recipes")
 def recipes() -> None:
     """List the shipped recipes."""
     table = Table(box=None, padding=(0, 3, 0, 0), show_header=False)
@@ -118,8 +124,7 @@ def recipes() -> None:
 
 
 def _prune(
-    recipe: str,
-    overrides: dict[str, Any],
+    recipe: Recipe,
     out: Path,
     *,
     seed: int,
@@ -128,12 +133,21 @@ def _prune(
     **options: Any,
 ) -> None:
     """Run a recipe in front of the user."""
-    loaded = load_recipe(recipe, overrides)
+    with loading():
+        from paam.report.page import write_report
+        from paam.runs.checkpoint import checkpoints
+        from paam.runs.directory import CHECKPOINTS, TENSORBOARD
+        from paam.runs.run import run
+        from paam.views.tensorboard import TensorBoardView
     resuming = f"{_command(sys.argv[1:])} --resume"
+    # Until a checkpoint has been written after it, the changed data are not yet those of the run.
+    from_checkpoint = f"{resuming} --accept-changed-data" if options.get("accept_changed_data") else resuming
     try:
         with contextlib.ExitStack() as views:
-            boards = [views.enter_context(TensorBoardView(out / TENSORBOARD))] if tensorboard else []
-            view = views.enter_context(choose_view("Ctrl-C stops; --resume goes on", **shown))
+            wanted = [Harmless(TensorBoardView(out / TENSORBOARD), "TensorBoard", complain)] if tensorboard else []
+            boards = [views.enter_context(board) for board in wanted]
+            chosen = choose_view("Ctrl-C stops; --resume continues", **shown)
+            view = views.enter_context(Harmless(chosen, "The view of the run", complain))
             views.enter_context(kept_clean(any(shown.values())))
 
             def asked() -> None:
@@ -144,7 +158,7 @@ def _prune(
                 view.close()
                 saved = bool(checkpoints(out / CHECKPOINTS))
                 complain(
-                    f"Stopped at once. From the last checkpoint:  {resuming}"
+                    f"Stopped at once. From the last checkpoint:  {from_checkpoint}"
                     if saved
                     else "Stopped; nothing is saved yet."
                 )
@@ -155,11 +169,18 @@ def _prune(
                     tell(event)
 
             stopping = views.enter_context(Stopping(asked, at_once))
+            when_let_go(lambda: stopping.receive(signal.SIGHUP))  # also where that signal itself is ignored (nohup)
             options |= {"seed": seed, "command": _command(sys.argv[1:]), "watch": watch, "on_step": view.step}
-            events = run(loaded, out, stop=stopping.asked, **options)
+            events = run(recipe, out, stop=stopping.asked, **options)
     except StoppedError as stopped:
-        complain(f"{stopped} Go on with:  {resuming}")
+        complain(f"{stopped} Resume with:  {resuming}")
         raise typer.Exit(stopping.exit_code) from None
+    except (FailedError, DataError) as error:
+        if not stopping.training:
+            raise
+        change = error.change if isinstance(error, FailedError) and sys.argv[1:2] == ["prune"] else ""
+        complain(f"{error} Resume with:  {from_checkpoint}{f' --set {change}' if change else ''}")
+        raise typer.Exit(2) from None
     record, page = out / RECORD_FILE, out / REPORT_FILE
     try:
         if not page.exists() or page.stat().st_mtime < record.stat().st_mtime:
@@ -170,25 +191,31 @@ def _prune(
 
 
 def _tell_result(events: list[Event], out: Path, *, quiet: bool, as_json: bool) -> bool:
-    """The end of what a finished run prints; False when nobody reads it."""
+    """What a finished run prints in the end; False when it cannot be written."""
     if as_json:
         return True
+    start, end = last(events, Start), last(events, End)
+    assert start is not None
+    assert end is not None
     if quiet:
-        return put(f"{result_line(of_kind(events, 'start')[0], of_kind(events, 'end')[0])}; {out}")
-    dense = ", dense.safetensors" if (out / DENSE_FILE).exists() else ""
+        return put(f"{result_line(start, end)}; {out}")
+    from paam.runs.directory import CONTROL_FILE, DENSE_FILE
+
+    dense = "".join(f", {name}" for name in (DENSE_FILE, CONTROL_FILE) if (out / name).exists())
     files = f"artifacts in {out}/: recipe.toml, record.jsonl, plan.json, model.safetensors{dense}"
-    return show(Console(), summary(events), f"\n{files}\nreport: {out / REPORT_FILE}")
+    return show(Console(), summary(start, end), f"\n{files}\nreport: {out / REPORT_FILE}")
 
 
 def _command(given: Sequence[str]) -> str:
     """What starts the run again, from the command line that was given."""
-    return shlex.join(["paam", *(word for word in given if word not in ("--resume", "--overwrite"))])
+    once = ("--resume", "--overwrite", "--accept-changed-data")
+    return shlex.join(["paam", *(word for word in given if word not in once)])
 
 
 def _demo_in(out: Path) -> list[Event]:
     """The record of an earlier demo in a directory, which a new one may replace; empty where there is none."""
     try:
-        events = read_record(out / RECORD_FILE)
-        return events if str(events[0]["command"]).startswith("paam demo") else []
-    except (PaamError, LookupError, TypeError):
+        events = read_events(out / RECORD_FILE)
+    except PaamError:
         return []
+    return events if any(start.command.startswith("paam demo") for start in of_kind(events, Start)) else []

@@ -11,24 +11,25 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from paam.cli.app import app, complain, examples
+from paam.cli.app import command
 from paam.errors import ArtifactError
-from paam.progress import PROGRESS_FILE, read_progress
-from paam.record import LOCK_FILE, RECORD_FILE, Event
-from paam.report.alive import FRESH, Life, life, lock_held, silent_for
-from paam.report.checking import read_events
-from paam.report.follow import Follower
-from paam.report.phrases import age
-from paam.report.runs import list_runs, resume_command, runs_notes, runs_table
-from paam.report.state import RunState, after
-from paam.report.summary import summary
-from paam.report.views import View, choose_view
+from paam.events import Event
+from paam.runs.liveness import FRESH, Life, Silence, life, lock_held
+from paam.runs.progress import PROGRESS_FILE, read_progress
+from paam.runs.record import LOCK_FILE, RECORD_FILE, read_events
+from paam.views.choose import View, choose_view
+from paam.views.follow import Follower
+from paam.views.format import age
+from paam.views.lines import complain, show
+from paam.views.listing import list_runs, resume_command, runs_notes, runs_table
+from paam.views.state import RunState, after
+from paam.views.summary import summary
 
 POLL = 0.5
 """Seconds between looks at the record."""
 
 
-@app.command(epilog=examples("paam watch runs/demo", "paam watch runs/demo --json"))
+@command("paam watch runs/demo", "paam watch runs/demo --json")
 def watch(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the record's events as JSON lines.")] = False,
@@ -36,9 +37,9 @@ def watch(
     """Follow a run from another terminal, until it ends; Ctrl-C leaves it alone."""
     record = run_directory / RECORD_FILE
     if not record.is_file():
-        raise ArtifactError(f"{run_directory} is no run directory: there is no {RECORD_FILE} in it.")
+        raise ArtifactError(f"{run_directory} is not a run directory (no {RECORD_FILE}).")
     try:
-        with choose_view("Ctrl-C leaves; the run goes on", as_json=as_json) as view:
+        with choose_view("Ctrl-C leaves; the run continues", as_json=as_json) as view:
             state = _follow(run_directory, view)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
@@ -47,14 +48,14 @@ def watch(
     if state.end is None:
         ended = "stopped" if state.failed is None else "failed"
         resuming = resume_command(run_directory, state.start, state.changed) if state.start else ""
-        how = f" Go on with:  {resuming}" if resuming else ""
+        how = f" Resume with:  {resuming}" if resuming else ""
         complain(f"The run in {run_directory} {ended} {_where(state)}.{how}")
         raise typer.Exit(1)
     if not as_json and state.start is not None:
-        Console().print(summary([state.start, state.end]))
+        show(Console(), summary(state.start, state.end))
 
 
-@app.command(epilog=examples("paam runs", "paam runs results --json"))
+@command("paam runs", "paam runs results --json")
 def runs(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to look in.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -77,8 +78,9 @@ def runs(
 
 
 def _follow(run_directory: Path, view: View) -> RunState:
-    """Tell a view what happens until the run has ended, or its process, or until nobody reads the view any more."""
+    """Show events until the run has ended, its process is gone, or the view's reader is."""
     state = RunState()
+    silence = Silence(run_directory)
     with Follower(run_directory / RECORD_FILE) as follower:
         while view.heard:
             news: list[Event] = follower.poll()
@@ -87,29 +89,29 @@ def _follow(run_directory: Path, view: View) -> RunState:
                 view.event(event)
             if state.end is not None or state.failed is not None:
                 break
-            if state.start is None and not news and _left_alone(run_directory):
+            if state.start is None and not news and _left_alone(run_directory, silence):
                 read_events(run_directory / RECORD_FILE)  # it is refused for what it lacks
             view.at(read_progress(run_directory / PROGRESS_FILE))
-            signs = life(run_directory, state.longest)
+            signs = life(run_directory, state.longest, silence.seconds())
             if signs == "gone" and not news:  # else it may have written its last words since they were read
                 break
-            view.warn(_silence(run_directory, signs))
+            view.warn(_silence(signs, silence))
             time.sleep(POLL)
     return state
 
 
-def _left_alone(run_directory: Path) -> bool:
+def _left_alone(run_directory: Path, silence: Silence) -> bool:
     """Whether no process is known to be at work, nor was a moment ago."""
-    return lock_held(run_directory / LOCK_FILE) is None and silent_for(run_directory) > FRESH
+    return lock_held(run_directory / LOCK_FILE) is None and silence.seconds() > FRESH
 
 
 def _where(state: RunState) -> str:
     if state.start is None:
         return "before its first event"
-    return f"in epoch {state.done + 1} of {state.epochs}" if state.phase else "while its result was measured"
+    return f"in epoch {state.done + 1} of {state.epochs}" if state.place else "while its result was measured"
 
 
-def _silence(run_directory: Path, signs: Life) -> str:
+def _silence(signs: Life, silence: Silence) -> str:
     if signs != "silent":
         return ""
-    return f"nothing was written for {age(silent_for(run_directory))}: the run seems to have stopped"
+    return f"nothing was written for {age(silence.seconds())}: the run seems to have stopped"

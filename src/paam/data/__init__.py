@@ -6,10 +6,11 @@ Also what is done to training images (augment.py) and how images are read that m
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paam.data.augment import Augmentation
+from paam.config.settings import Augmentation
 from paam.data.cifar10 import load_cifar10
 from paam.data.dataset import Dataset, Split, check_share, hold_out
 from paam.data.digits import load_digits
@@ -21,14 +22,56 @@ __all__ = [
     "Augmentation",
     "Dataset",
     "Split",
+    "Wanted",
+    "check_dataset",
     "hold_out",
     "load_cifar10",
     "load_data",
     "load_digits",
     "load_folder",
+    "register_dataset",
 ]
 
-DATASETS = ("digits", "cifar10", "folder")
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a run asks of a data set: see :func:`load_data`."""
+
+    directory: str | Path | None
+    image_size: int | None
+    seed: int
+    memory: float
+    workers: int | None
+
+
+def _digits(wanted: Wanted) -> Dataset:
+    if wanted.directory is not None:
+        raise RecipeError("The digits come with paam and lie in no folder; leave out --data (data.directory).")
+    return load_digits(wanted.image_size)
+
+
+def _folder(wanted: Wanted) -> Dataset:
+    return load_folder(wanted.directory, wanted.image_size, wanted.seed, memory=wanted.memory, workers=wanted.workers)
+
+
+DATASETS: dict[str, Callable[[Wanted], Dataset]] = {
+    "digits": _digits,
+    "cifar10": lambda wanted: load_cifar10(wanted.directory, wanted.image_size),
+    "folder": _folder,
+}
+
+
+def register_dataset(name: str, load: Callable[[Wanted], Dataset]) -> None:
+    """Make a data set known by its name (data.name of a recipe). ``load`` returns train and test images, no holdout."""
+    if name in DATASETS:
+        raise RecipeError(f"There is a data set '{name}' already; give yours another name.")
+    DATASETS[name] = load
+
+
+def check_dataset(name: str) -> None:
+    """Raise the error that names the nearest data set where there is none called ``name``."""
+    if name not in DATASETS:
+        raise RecipeError(f"There is no data set '{name}'.{nearest(name, DATASETS)}")
 
 
 def load_data(
@@ -48,18 +91,10 @@ def load_data(
     0 <= holdout < 1; seed chooses which images are held out, and the test set where a folder has none.
     A folder whose images take more than ``memory`` bytes is read as it is needed, by ``workers`` processes.
     """
-    if name not in DATASETS:
-        raise RecipeError(f"Unknown dataset '{name}'.{nearest(name, DATASETS)}")
+    check_dataset(name)
     check_share(holdout)
-    if name == "digits" and directory is not None:
-        raise RecipeError("The digits come with paam and lie in no folder; leave out --data (data.directory).")
     try:
-        if name == "digits":
-            dataset = load_digits(image_size)
-        elif name == "cifar10":
-            dataset = load_cifar10(directory, image_size)
-        else:
-            dataset = load_folder(directory, image_size, seed, memory=memory, workers=workers)
+        dataset = DATASETS[name](Wanted(directory, image_size, seed, memory, workers))
     except OSError as error:
         raise DataError(f"Cannot read {error.filename}: {error.strerror}.") from error
     train, held = hold_out(dataset.train, holdout, seed)

@@ -15,22 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Augmentation:
-    """What is done to training images. All of it is off at the defaults.
-
-    ``crop``: random crops out of a border of so many zero pixels. ``flip``: half of the images are mirrored.
-    ``trivial``: TrivialAugment (wide), one random operation of random strength per image.
-    ``cutout``: side of a square, in pixels, that is set to the mean. ``mixup``: alpha of the Beta distribution by which
-    pairs of images and labels are mixed.
-    """
-
-    crop: int = 0
-    flip: bool = False
-    trivial: bool = False
-    cutout: int = 0
-    mixup: float = 0.0
+from paam.config.settings import Augmentation
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from paam.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Dataset, Split, check_native_size
+from paam.data.marks import mark_pixels
 from paam.data.safe_unpickle import safe_load
 from paam.errors import DataError
 
@@ -42,7 +43,7 @@ def load_cifar10(directory: str | Path | None, image_size: int | None = None) ->
     return Dataset(
         train=_read_split(layout, folder, TRAIN_BATCHES),
         holdout=None,
-        test=_read_split(layout, folder, TEST_BATCHES),
+        test=_read_split(layout, folder, TEST_BATCHES, first=len(TRAIN_BATCHES) * IMAGES_PER_FILE),
         classes=CLASSES,
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
@@ -82,8 +83,11 @@ def _locate(directory: str | Path | None) -> tuple[Layout, Path]:
     )
 
 
-def _read_split(layout: Layout, folder: Path, batches: tuple[str, ...]) -> Split:
-    """Read the named batches one after the other into one block, so that memory peaks one file above it."""
+def _read_split(layout: Layout, folder: Path, batches: tuple[str, ...], first: int = 0) -> Split:
+    """Read the named batches one after the other into one block, so that memory peaks one file above it.
+
+    An image's name is its position in the data set, in either layout; that of the ``first`` is given.
+    """
     images = np.empty((len(batches), IMAGES_PER_FILE, PIXELS_PER_IMAGE), dtype=np.uint8)
     labels = np.empty((len(batches), IMAGES_PER_FILE), dtype=np.int64)
     for place, batch in enumerate(batches):
@@ -97,7 +101,9 @@ def _read_split(layout: Layout, folder: Path, batches: tuple[str, ...]) -> Split
                 f"one of 0 to 9. Unpack the official archive {layout.archive} again."
             )
         labels[place] = batch_labels
-    return Split(torch.from_numpy(images).view(-1, 3, 32, 32), torch.from_numpy(labels).view(-1))
+    pixels = torch.from_numpy(images).view(-1, 3, 32, 32)
+    names = tuple(map(str, range(first, first + len(pixels))))
+    return Split(pixels, torch.from_numpy(labels).view(-1), names, mark_pixels(pixels))
 
 
 def _read_binary(path: Path) -> Batch:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from paam.data.marks import MARK_BYTES, Covers
 from paam.data.stream import ImageFiles
 from paam.errors import RecipeError
 
@@ -56,24 +57,36 @@ def hold_out(train: Split, share: float, seed: int) -> tuple[Split, Split | None
     held = stratified_mask(train.labels, share, seed)
     if not held.any():
         raise RecipeError(f"holdout is {share}, but no class of the train set has a second image: set holdout to 0.")
-    kept = ~held
-    return Split(train.images[kept], train.labels[kept]), Split(train.images[held], train.labels[held])
+    return train.take((~held).nonzero().flatten()), train.take(held.nonzero().flatten())
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """images: uint8 [N, C, H, W], 0..255, in memory or in files; labels: int64 [N], positions in Dataset.classes."""
+    """images: uint8 [N, C, H, W], 0..255, in memory or in files; labels: int64 [N], positions in Dataset.classes.
+
+    names: of the images within their classes, wherever the data set lies. marks: uint8 [N, MARK_BYTES], see marks.py.
+    Both are empty for images that no run is asked to recognise.
+    """
 
     images: Tensor | ImageFiles
     labels: Tensor
+    names: tuple[str, ...] = ()
+    marks: Tensor = field(default_factory=lambda: torch.empty(0, MARK_BYTES, dtype=torch.uint8))
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    def take(self, places: Tensor) -> Split:
+        """The images at these places, int64 [n], in this order."""
+        if not self.names:
+            return Split(self.images[places], self.labels[places])
+        names = tuple(self.names[place] for place in places.tolist())
+        return Split(self.images[places], self.labels[places], names, self.marks[places])
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A whole data set. mean and std: one per channel, in units of pixel / 255."""
+    """A whole data set. mean and std: one per channel, in units of pixel / 255. covers: what marks are made of."""
 
     train: Split
     holdout: Split | None
@@ -81,6 +94,7 @@ class Dataset:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    covers: Covers = "contents"
 
     def close(self) -> None:
         """End the processes that read images, where there are any."""

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from paam.data.dataset import Dataset, Split, check_native_size
+from paam.data.marks import mark_pixels
 
 
 def load_digits(image_size: int | None = None) -> Dataset:
@@ -35,12 +36,13 @@ def load_digits(image_size: int | None = None) -> Dataset:
     targets = torch.from_numpy(labels.astype(np.int64))
     in_test = torch.zeros(len(targets), dtype=torch.bool)
     in_test[torch.from_numpy(test_places.astype(np.int64))] = True
-    train = Split(images[~in_test], targets[~in_test])
+    whole = Split(images, targets, tuple(map(str, range(len(images)))), mark_pixels(images))
+    train = whole.take((~in_test).nonzero().flatten())
     fractions = images[~in_test].double() / 255
     return Dataset(
         train=train,
         holdout=None,
-        test=Split(images[in_test], targets[in_test]),
+        test=whole.take(in_test.nonzero().flatten()),
         classes=tuple("0123456789"),
         mean=(fractions.mean().item(),),
         std=(fractions.std(correction=0).item(),),

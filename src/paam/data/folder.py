@@ -11,15 +11,18 @@ import math
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from paam.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Dataset, Split, stratified_mask
+from paam.data.marks import mark_files
 from paam.data.stream import ImageFiles, usual_workers
 from paam.errors import DataError, RecipeError
+from paam.files.reading import LARGEST_IMAGE, open_to_read
 
 EXTENSIONS = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff"))
 # Pillow decides by content; naming the decoders keeps, say, PostScript in a .png away from its interpreter
@@ -27,8 +30,13 @@ FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")
 MAX_PIXELS = 50_000_000
 TEST_SHARE = 0.2
 
-# (file, position of its class)
-Entry = tuple[Path, int]
+
+class Entry(NamedTuple):
+    """``label``: position of its class. ``name``: within its class, the same wherever the data set lies."""
+
+    path: Path
+    label: int
+    name: str
 
 
 def load_folder(
@@ -56,16 +64,21 @@ def load_folder(
     if not root.is_dir():
         raise DataError(f"There is no directory {root}. Name one that has a folder per class with --data DIR.")
     classes, train, test = _list_both(root, seed)
+    marks, covers = mark_files([entry.path for entry in (*train, *test)])
     streams = (len(train) + len(test)) * 3 * image_size**2 > memory
     number = usual_workers() if workers is None else workers
 
-    def split(entries: list[Entry]) -> Split:
-        if not streams:
-            return _decode_all(entries, image_size)
-        files = ImageFiles([path for path, _ in entries], image_size, decode, number)
-        return Split(files, torch.tensor([label for _, label in entries]))
+    def split(entries: list[Entry], marks: Tensor) -> Split:
+        paths = [entry.path for entry in entries]
+        images = ImageFiles(paths, image_size, decode, number) if streams else _decode_all(paths, image_size)
+        return Split(images, _labels(entries), tuple(entry.name for entry in entries), marks)
 
-    return Dataset(split(train), None, split(test), classes, IMAGENET_MEAN, IMAGENET_STD)
+    parts = split(train, marks[: len(train)]), None, split(test, marks[len(train) :])
+    return Dataset(*parts, classes, IMAGENET_MEAN, IMAGENET_STD, covers)
+
+
+def _labels(entries: list[Entry]) -> Tensor:
+    return torch.tensor([entry.label for entry in entries])
 
 
 def _list_both(root: Path, seed: int) -> tuple[tuple[str, ...], list[Entry], list[Entry]]:
@@ -73,7 +86,7 @@ def _list_both(root: Path, seed: int) -> tuple[tuple[str, ...], list[Entry], lis
     # a folder `train` without folders inside is the class of the trains, not half of a data set
     if not _folders(root / "train"):
         classes, entries = _list_classes(root)
-        labels = torch.tensor([label for _, label in entries])
+        labels = _labels(entries)
         for name, count in zip(classes, torch.bincount(labels).tolist(), strict=True):
             if count < 2:
                 raise DataError(
@@ -86,8 +99,8 @@ def _list_both(root: Path, seed: int) -> tuple[tuple[str, ...], list[Entry], lis
     test_root = root / "test" if (root / "test").is_dir() else root / "val"
     if not test_root.is_dir():
         raise DataError(f"{root} has a folder train, but neither test nor val. Add one with the same class folders.")
-    classes, train = _list_classes(root / "train")
-    test_classes, test = _list_classes(test_root)
+    classes, train = _list_classes(root / "train", "train/")
+    test_classes, test = _list_classes(test_root, "test/")
     if classes != test_classes:
         differing = ", ".join(sorted(set(classes) ^ set(test_classes)))
         raise DataError(
@@ -96,8 +109,8 @@ def _list_both(root: Path, seed: int) -> tuple[tuple[str, ...], list[Entry], lis
     return classes, train, test
 
 
-def _list_classes(root: Path) -> tuple[tuple[str, ...], list[Entry]]:
-    """Sorted class names, and the image files of all classes, sorted within each."""
+def _list_classes(root: Path, half: str = "") -> tuple[tuple[str, ...], list[Entry]]:
+    """Sorted class names, and the image files of all classes, sorted within each; names begin with ``half``."""
     folders = _folders(root)
     if len(folders) < 2:
         raise DataError(f"{root} has {len(folders)} class folders, but at least two are needed.")
@@ -113,7 +126,7 @@ def _list_classes(root: Path) -> tuple[tuple[str, ...], list[Entry]]:
                 f"The class folder {folder} holds no image: add some or remove it. "
                 f"Images are {' '.join(sorted(EXTENSIONS))}."
             )
-        entries.extend((path, label) for path in files)
+        entries.extend(Entry(path, label, f"{half}{path.name}") for path in files)
     return tuple(folder.name for folder in folders), entries
 
 
@@ -124,19 +137,19 @@ def _folders(root: Path) -> list[Path]:
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _decode_all(entries: list[Entry], side: int) -> Split:
+def _decode_all(paths: list[Path], side: int) -> Tensor:
     """Decode into one block, in threads because Pillow lets them run side by side; errors come in order."""
-    images = np.empty((len(entries), 3, side, side), dtype=np.uint8)
+    images = np.empty((len(paths), 3, side, side), dtype=np.uint8)
 
     def fill(place: int) -> None:
-        images[place] = _decode(entries[place][0], side)
+        images[place] = _decode(paths[place], side)
 
     # Pillow warns about odd metadata and large headers; what matters is refused in _decode
     with warnings.catch_warnings(), ThreadPoolExecutor(usual_workers()) as pool:
         warnings.simplefilter("ignore")
-        for _ in pool.map(fill, range(len(entries))):
+        for _ in pool.map(fill, range(len(paths))):
             pass
-    return Split(torch.from_numpy(images), torch.tensor([label for _, label in entries]))
+    return torch.from_numpy(images)
 
 
 def decode(path: Path, side: int) -> Tensor:
@@ -149,7 +162,7 @@ def decode(path: Path, side: int) -> Tensor:
 def _decode(path: Path, side: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """One image file as uint8 [3, side, side]."""
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with open_to_read(path, LARGEST_IMAGE) as file, Image.open(file, formats=FORMATS) as image:
             width, height = image.size
             if width * height <= MAX_PIXELS:
                 short = min(width, height)
@@ -161,6 +174,10 @@ def _decode(path: Path, side: int) -> np.ndarray[tuple[int, ...], np.dtype[np.ui
                 return np.asarray(square).transpose(2, 0, 1)
     except Image.DecompressionBombError as error:
         raise DataError(f"{path} claims too many pixels ({error}). Scale it down or remove it.") from error
+    except UnidentifiedImageError as error:
+        raise DataError(
+            f"{path} cannot be read as an image (none of {', '.join(FORMATS)}). Replace or remove it."
+        ) from error
     # damaged files make Pillow's decoders raise nearly anything, SyntaxError and struct.error included
     except Exception as error:
         raise DataError(f"{path} cannot be read as an image ({error}). Replace or remove it.") from error

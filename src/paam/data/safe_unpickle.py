@@ -2,6 +2,8 @@
 
 A pickle is a program. This interpreter knows only the steps that a dict of plain values, flat lists and
 numeric arrays needs; `pickletools.genops` splits the bytes and runs nothing. Everything else is refused.
+Python's own Unpickler with an allow-list of classes would be shorter, but a few bytes can make it take all
+memory (a memo index of two billion), and what it can be told to build is bounded by nothing.
 
 What a hostile file can cost is bounded too: its size, the number of steps, the length of tuples, and the sum
 of all text that is encoded again. Lists hold plain values only and tuples nest once, so nothing is deep or
@@ -20,7 +22,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from paam.data.pickled_arrays import Array, Dtype, Name, call, named, set_state
-from paam.errors import DataError
+from paam.errors import DataError, reason
+from paam.files.reading import read_bytes
 
 MAX_FILE_BYTES = 64 * 2**20
 # a CIFAR-10 batch takes about 30,000 steps, or 90,000 where Python 3 wrote its strings as bytes
@@ -39,12 +42,10 @@ def safe_load(path: Path) -> dict[Key, Value]:
     Strings of Python 2 become bytes; arrays are read-only. Raises DataError, naming the file, for anything
     but plain values, flat lists of them and numeric arrays.
     """
-    if not path.is_file():
-        raise DataError(f"There is no file {path}.")
-    size = path.stat().st_size
-    if size > MAX_FILE_BYTES:
-        raise DataError(f"{path} has {size:,} bytes: over the {MAX_FILE_BYTES:,} that paam reads of a pickle.")
-    raw = path.read_bytes()
+    try:
+        raw = read_bytes(path, MAX_FILE_BYTES)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {reason(error)}.") from error
     stream = io.BytesIO(raw)
     try:
         # genops warns about odd escapes in the names of globals; no honest name has any

@@ -23,7 +23,7 @@ AHEAD = 3
 
 
 class ImageFiles:
-    """Stands where a tensor of images would: it has a shape, is indexed by a mask, and is read in blocks.
+    """Stands where a tensor of images would: it has a shape, is indexed by places, and is read in blocks.
 
     Blocks come from ``workers`` processes that stay between epochs; 0 reads them in this process.
     """
@@ -40,9 +40,8 @@ class ImageFiles:
     def shape(self) -> tuple[int, int, int, int]:
         return len(self.files), 3, self.side, self.side
 
-    def __getitem__(self, mask: Tensor) -> ImageFiles:
-        kept = [file for file, stays in zip(self.files, mask.tolist(), strict=True) if stays]
-        return ImageFiles(kept, self.side, self.decode, self.workers)
+    def __getitem__(self, places: Tensor) -> ImageFiles:
+        return ImageFiles([self.files[place] for place in places.tolist()], self.side, self.decode, self.workers)
 
     def blocks(self, order: Tensor, size: int) -> Iterator[Tensor]:
         """uint8 [n, 3, side, side] in the given order, ``size`` images at a time, read ahead."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paam.errors import GraphError
+from paam.errors import ConstantMapError, GraphError
 
 
 class ChannelMap(nn.Module):
@@ -28,18 +29,18 @@ class ChannelMap(nn.Module):
         self.axis = axis
         self.source = tuple(index)
         self.inputs = inputs
-        back = [-1] * inputs
-        for place, channel in enumerate(index):
-            if channel >= 0:
-                back[channel] = place
-        for name, numbers in (("index", torch.tensor(index)), ("back", torch.tensor(back))):
+        forth = np.asarray(index, dtype=np.int64)
+        back = np.full(inputs, -1, dtype=np.int64)
+        back[forth[forth >= 0]] = np.flatnonzero(forth >= 0)
+        for name, numbers in (("index", forth), ("back", back)):
             present = numbers >= 0
-            mask = None if present.all() else present.to(torch.get_default_dtype())
-            self.register_buffer(name, numbers.clamp(min=0), persistent=False)
+            mask = None if present.all() else torch.from_numpy(present).to(torch.get_default_dtype())
+            self.register_buffer(name, torch.from_numpy(numbers.clip(min=0)), persistent=False)
             self.register_buffer(f"{name}_mask", mask, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not (torch.is_grad_enabled() and x.requires_grad):
+        _check_length(x, self.axis, self.inputs)
+        if torch.jit.is_tracing() or not (torch.is_grad_enabled() and x.requires_grad):  # type: ignore[no-untyped-call]
             return _take(x, self.index, self.index_mask, self.axis)
         taken: Tensor = _Take.apply(x, self.index, self.index_mask, self.back, self.back_mask, self.axis)  # type: ignore[no-untyped-call]
         return taken
@@ -61,10 +62,21 @@ class ChannelOffset(nn.Module):
         self.offset = nn.Parameter(offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.offset.view([-1] + [1] * (x.dim() - 1 - self.axis))
+        _check_length(x, self.axis, len(self.offset))
+        moved = x + self.offset.view([-1] + [1] * (x.dim() - 1 - self.axis))
+        return moved if x.is_floating_point() else moved.to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{len(self.offset)}, axis={self.axis}"
+
+
+def _check_length(x: Tensor, axis: int, channels: int) -> None:
+    """Numbers of channels mean others where there are more of them, as along a map that was flattened."""
+    if not torch.jit.is_tracing() and x.shape[axis] not in (0, channels):  # type: ignore[no-untyped-call]
+        raise GraphError(
+            f"This pruned network reads {channels} values in a row where this input gives it {x.shape[axis]}: it takes"
+            " images of the size of its example. Use that size, or prune with an example of the size that is used."
+        )
 
 
 class _Take(torch.autograd.Function):
@@ -113,24 +125,28 @@ class NoChannels(nn.Module):
     """A value whose channels all became constant: a batch of the traced shape without channels, to be filled.
 
     ``shape`` is the value's and ``example`` the network input's as traced: no other image size can be served.
+    ``growth``: by how much each axis of the value grows with one more sample.
     """
 
     like: Tensor
 
-    def __init__(self, shape: Sequence[int], axis: int, example: Sequence[int], dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: Sequence[int], axis: int, example: Sequence[int], dtype: torch.dtype, growth: Sequence[int]
+    ) -> None:
         super().__init__()
         self.register_buffer("like", torch.empty(0, dtype=dtype), persistent=False)
         self.shape = tuple(0 if place == axis else size for place, size in enumerate(shape))
         self.example = tuple(example)
+        self.growth = tuple(growth)
 
     def forward(self, network_input: Tensor) -> Tensor:
         if tuple(network_input.shape[1:]) != self.example[1:]:
-            raise GraphError(
+            raise ConstantMapError(
                 f"A layer of this pruned network became a constant map for inputs {list(self.example)}, not for"
                 f" {list(network_input.shape)}; prune with an example of the size that is used."
             )
-        batched = self.shape[0] == self.example[0]  # or else a value whose first axis is something else
-        return self.like.new_empty(network_input.shape[0] if batched else self.shape[0], *self.shape[1:])
+        more = network_input.shape[0] - self.example[0]
+        return self.like.new_empty([size + more * step for size, step in zip(self.shape, self.growth, strict=True)])
 
 
 def whole_shape(x: Tensor, axis: int, channels: int) -> tuple[int, ...]:

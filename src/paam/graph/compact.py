@@ -10,64 +10,95 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from paam.errors import GraphError
-from paam.graph.channel_map import ChannelMap, ChannelOffset, NoChannels, OnesChannel, whole_shape
-from paam.graph.constants import Values, observe_constants
-from paam.graph.elementwise import CONVOLVE
+from paam.graph.channel_map import ChannelMap, ChannelOffset, NoChannels, OnesChannel
+from paam.graph.checks.small_network import checked
+from paam.graph.constants import Shapes, Values, find_constants
+from paam.graph.copies import light_copy, tensors_of, write_out_weights
 from paam.graph.flows import Layout, Mix, Pass
-from paam.graph.joins import Add, Concat, Route, Stored
-from paam.graph.rewired import connected
+from paam.graph.joins import Add, Concat, Stored
+from paam.graph.record.recording import DTYPE
+from paam.graph.resize import keep_sizes, rewrite_size
+from paam.graph.rewired import NEVER_TRAINED, connected, drop_unused
+from paam.graph.rules.site import Op
+from paam.graph.runner import lend_constants
 from paam.graph.shrink import shrink_mix, shrink_per_channel, shrink_stored
-from paam.graph.site import Op
-from paam.graph.solve import Masks, Settled, solve
-from paam.graph.trace import Traced, lend_constants
-from paam.graph.tracer import is_fact
+from paam.graph.solve import Masks, Settled, Solution, solve
+from paam.graph.trace import BATCH, Traced
 
 MAPS = "paam_maps"
 """Where the index maps of a compacted network live."""
 
 
-def compact(traced: Traced, ops: Sequence[Op], masks: Masks) -> nn.Module:
-    """A smaller copy of the traced model, with its weights; the model itself is not changed."""
+def compact(
+    traced: Traced, ops: Sequence[Op], masks: Masks, *, check: bool = True, keep_class: bool = False
+) -> nn.Module:
+    """A smaller copy of the traced model, with its weights; the model itself is not changed.
+
+    ``check``: compare the two on other weights and another batch size first, and refuse a difference.
+    """
     solution = solve(ops, masks)
-    axes = {op.node: op.axis for op in ops}
-    builder = _Builder(traced, axes, observe_constants(traced, solution, masks))
+    if keep_class and solution.rewired:
+        emptied = _emptied(solution)
+        why = f"nothing is left at '{emptied}'" if emptied else "its layers would need index maps"
+        raise GraphError(
+            f"{type(traced.model).__name__} cannot keep its class with this plan: {why}; keep at least one filter of"
+            " every group, as many in each part of a grouped convolution, and tie the streams (streams='tied')."
+        )
+    rewired = solution.needs_graph(traced, keep_class)
+    if check:
+        rewired = checked(traced, solution, masks, build, keep_class)
+    return build(traced, solution, masks).finish(rewired)
+
+
+def _emptied(solution: Solution) -> str:
+    return next((str(step.op.node.target) for step in solution.settled if step.width and not len(step.out)), "")
+
+
+def build(traced: Traced, solution: Solution, masks: Masks, shapes: Shapes | None = None) -> Builder:
+    """The parts of the small network. ``shapes``: of all values, where its constants are found on other maps."""
+    values = find_constants(traced, solution, masks, shapes)
+    builder = Builder(traced, {step.op.node: step.op.axis for step in solution.settled}, values)
     for step in solution.settled:
         builder.place(step)
-    return builder.finish(solution.rewired)
+    return builder
 
 
-class _Builder:
+class Builder:
     """Edits a copy of the graph, and a copy of the model's layers, one operation after the other."""
 
     def __init__(self, traced: Traced, axes: dict[fx.Node, int], values: Values) -> None:
+        self.traced = traced
         self.values = values
         # A copy that shares the tensors: most are about to be cut, and the others are copied at the end.
-        self.shared = {id(tensor): tensor for tensor in (*traced.model.parameters(), *traced.model.buffers())}
-        twins = {id(module): _twin(module) for module in traced.model.modules() if _is_plain(module)}
-        self.root = copy.deepcopy(traced.model, {**self.shared, **twins})
+        self.shared = {id(tensor) for tensor in tensors_of(traced.model.modules())}
+        self.root = light_copy(traced.model)
+        write_out_weights(self.root)
+        self.modules = dict(self.root.named_modules(remove_duplicate=False))
+        self.constants = traced.constants
         lend_constants(traced, self.root)
         self.name = type(traced.model).__name__
         self.graph = fx.Graph()
         self.nodes: dict[fx.Node, fx.Node] = {}
-        self.graph.output(self.graph.graph_copy(traced.module.graph, self.nodes))
+        self.graph.output(self.graph.graph_copy(traced.graph, self.nodes))
         self.output = next(iter(reversed(self.graph.nodes)))
-        self.device = traced.examples[0].device
+        self.device = tree_leaves(traced.examples)[0].device
         floats = (p.dtype for p in traced.model.parameters() if p.is_floating_point())
         self.dtype = next(floats, torch.get_default_dtype())
         self.axes = axes
         self.shapes = traced.shapes
         self.maps = self.root.get_submodule(MAPS) if hasattr(self.root, MAPS) else nn.Module()
-        self.fed: dict[tuple[fx.Node, fx.Node], Layout] = {}  # what each reader has been given of each value
+        self.given: dict[fx.Node, dict[fx.Node, fx.Node]] = {}  # what each reader reads for a value of the model's
+        # Calls that return several values: one for each choice of channels that their parts need.
+        self.calls: dict[fx.Node, dict[tuple[bytes, ...], fx.Node]] = {}
         self.shrunk: set[str | None] = set()  # layers called several times that have been cut already
         self.gone: set[fx.Node] = set()
         self.widths: dict[fx.Node, int] = {}  # channels physically present, by original node
@@ -81,35 +112,54 @@ class _Builder:
         elif isinstance(op.flow, Add):
             self._place_add(step, node)
         elif isinstance(op.flow, Concat):
-            present = [i for i, wanted in enumerate(step.wanted) if len(wanted)]
+            mixed = _has_other_types(op)  # then those of which nothing is left make the type of the result, too
+            present = [i for i, wanted in enumerate(step.wanted) if len(wanted) or mixed]
             node.args, node.kwargs = ([self._mapped(step, i, node) for i in present], op.axis), {}
-        elif isinstance(op.flow, Route) and len(step.wanted[0]) < op.flow.width:
+        elif step.picked:
             self._replace(op, self._mapped(step, 0, node))
         else:
-            for position, source in enumerate(op.inputs):
-                old = self.nodes[source]
-                self._feed(step, position, node, old)
-            if op.sized:
+            self._feed(step, node)
+            if op.sized and len(step.out) < step.width:
                 node.meta["shape"] = self.shapes[op.name]
-                _rewrite_size(node, op.axis, len(step.out))
+                rewrite_size(node, op.axis, len(step.out))
             if op.shared is None or op.shared not in self.shrunk:
                 self._shrink(step, node)
             self.shrunk.add(op.shared)
             if (places := step.picks) is not None:
                 self._append(step, places, node)
 
-    def _feed(self, step: Settled, position: int, node: fx.Node, old: fx.Node) -> None:
+    def _feed(self, step: Settled, node: fx.Node) -> None:
         """Give an operation the channels that it reads.
 
         Where it is one part of several, (values, indices) of a maximum, say, that is what makes all the parts.
         """
-        reader = node if step.op.inputs[position] in step.op.node.all_input_nodes else node.args[0]
-        assert isinstance(reader, fx.Node)
-        before = self.fed.setdefault((reader, old), step.wanted[position])
-        if not np.array_equal(before, step.wanted[position]):
-            raise GraphError(f"The parts of '{old.name}' need different channels of it; make them by slices.")
-        if old in reader.all_input_nodes and (new := self._mapped(step, position, reader)) is not old:
-            reader.replace_input_with(old, new)
+        reader = node if step.reader is step.op.node else self._call_of(step, node)
+        given = self.given.setdefault(reader, {})
+        for position, source in enumerate(step.op.inputs):
+            if source not in given:
+                given[source] = self._mapped(step, position, reader)
+
+        def stand_in(original: fx.Node) -> fx.Node:
+            return given.get(original, self.nodes[original])
+
+        # Two values may have become one node, as a shuffle whose map is left out: the arguments tell them apart.
+        reader.args = fx.map_arg(step.reader.args, stand_in)
+        reader.kwargs = fx.map_arg(step.reader.kwargs, stand_in)
+
+    def _call_of(self, step: Settled, node: fx.Node) -> fx.Node:
+        """The call of which a value is a part. One that needs other channels than those before it has its own call."""
+        first = self.nodes[step.reader]
+        calls = self.calls.setdefault(step.reader, {})
+        key = tuple(layout.tobytes() for layout in step.wanted)
+        if key not in calls:
+            calls[key] = first
+            if len(calls) > 1:
+                with self.graph.inserting_before(node):
+                    calls[key] = self.graph.node_copy(step.reader, self.nodes.__getitem__)
+        if calls[key] is not first:
+            assert node.args[0] is first
+            node.replace_input_with(first, calls[key])
+        return calls[key]
 
     def _shrink(self, step: Settled, node: fx.Node) -> None:
         op = step.op
@@ -118,22 +168,30 @@ class _Builder:
         elif isinstance(op.flow, Stored):
             shrink_stored(self.root, str(op.node.target), op.axis, step.made)
         elif isinstance(op.flow, Pass) and op.module is not None:
-            shrink_per_channel(self.root.get_submodule(str(op.node.target)), step.width, step.made)
+            shrink_per_channel(self.modules[str(op.node.target)], step.width, step.made)
 
     def finish(self, rewired: bool) -> nn.Module:
         self._own_tensors()
         if not rewired:
+            for name in self.constants:
+                self.root._buffers.pop(name, None)
             return self.root
         for module in self.root.modules():
             if getattr(module, "inplace", False):
                 module.inplace = False  # type: ignore[assignment]
-        self._keep_sizes()
-        self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+        keep_sizes(self.graph, self.nodes, self.axes, self.shapes, self.widths)
+        for node in self.graph.nodes:
+            if node.op == "call_method" and node.target == "view" and not isinstance(node.args[-1], torch.dtype):
+                node.target = "reshape"  # an index map may have changed how values lie in memory
+        drop_unused(self.graph)
         for node in [node for node in reversed(self.graph.nodes) if node in self.gone]:
             self._leave_shape(node)
+        drop_unused(self.graph)  # what led to them: views between which channels were moved
         self.root.add_module(MAPS, self.maps)
         # The module takes along only what the remaining graph reads.
-        return connected(self.root, self.graph, self.name).train(self.root.training)
+        small = connected(self.root, self.graph, self.name)
+        small.meta[NEVER_TRAINED] = self.traced.never_trained
+        return small.train(self.root.training)
 
     def _own_tensors(self) -> None:
         """Copy every tensor that still is the original model's."""
@@ -144,32 +202,6 @@ class _Builder:
                     if id(tensor) in self.shared:
                         assert tensor is not None
                         held[name] = copies.setdefault(id(tensor), copy.deepcopy(tensor))  # type: ignore[assignment]
-
-    def _keep_sizes(self) -> None:
-        """Let whoever reads the number of channels of a value read that of the whole network.
-
-        What follows from it, a view's other sizes or a scale, is then what it was. Views of the value itself have been
-        given the new number already.
-        """
-        for original, node in self.nodes.items():
-            is_size = node.op == "call_method" and node.target == "size"
-            is_number = node.op == "call_method" and node.target == "numel"
-            if not (is_size or is_number or (node.target is getattr and node.args[1] == "shape")):
-                continue
-            source = original.args[0]
-            if not isinstance(source, fx.Node) or source not in self.axes:
-                continue
-            axis = self.axes[source]
-            whole = self.shapes[source.name][axis]
-            if self.widths[source] == whole:
-                continue
-            with self.graph.inserting_before(node):
-                sizes = self.graph.call_function(whole_shape, (node.args[0], axis, whole))
-                if is_number:
-                    sizes = self.graph.call_function(math.prod, (sizes,))
-                if is_size and (place := original.args[1:2] or tuple(original.kwargs.values())):
-                    sizes = self.graph.call_function(operator.getitem, (sizes, place[0]))
-            node.replace_all_uses_with(sizes)
 
     def _mapped(self, step: Settled, position: int, before: fx.Node) -> fx.Node:
         """The node that provides input ``position`` with the channels it must hold."""
@@ -197,34 +229,45 @@ class _Builder:
                 part = _spread(self.values[source.name], constants, step.out)
                 offset = part if offset is None else offset + part
         operands = []
+        needed = _has_other_types(step.op) or self._may_stretch(step.op)
         for source, index in zip(step.op.inputs, step.maps, strict=True):
-            if index is not None and (index < 0).all():
+            if index is not None and (index < 0).all() and not needed:
                 continue
-            operands.append(self._rewire(self.nodes[source], node, source, index, offset))
+            operands.append(self._rewire(self._source(source, node), node, source, index, offset))
             offset = None  # the sum carries it once
         if len(operands) == 1:
             self._replace(step.op, operands[0])
         else:
             node.args, node.kwargs = tuple(operands), {}
 
+    def _may_stretch(self, op: Op) -> bool:
+        """Whether a term may be one number per channel, and another a map that has one pixel for the example alone."""
+        return any(size == 1 for place, size in enumerate(self.shapes[op.name]) if place not in (BATCH, op.axis))
+
     def _source(self, original: fx.Node, before: fx.Node) -> fx.Node:
         """The tensor that now stands for a value; an empty one of the right shape where nothing of it is left."""
         if (node := self.nodes[original]) not in self.gone:
             return node
-        source = next(iter(self.graph.nodes))
-        blank = NoChannels(self.shapes[original.name], self.axes[original], self.shapes[source.name], self.dtype)
+        source = next(node for node in self.graph.nodes if node.op == "placeholder")
+        held = original.meta.get(DTYPE, self.dtype)
+        # What has the type of the images takes that of the network, which may be given another one later.
+        example = tree_leaves(self.traced.examples)[0].dtype
+        dtype = self.dtype if held.is_floating_point and held == example else held
+        shape, growth = self.shapes[original.name], self.traced.growth(original)
+        blank = NoChannels(shape, self.axes[original], self.shapes[source.name], dtype, growth)
         return self._insert(blank, source, before)
 
     def _leave_shape(self, node: fx.Node) -> None:
         """Somebody still reads the size of a value that is gone: let an empty one of that size stand for it."""
-        original = next(original for original, copied in self.nodes.items() if copied is node)
-        assert all(is_fact(reader) for reader in node.users)
+        for reader in [reader for reader in node.users if not reader.users and reader.op != "output"]:
+            self.graph.erase_node(reader)  # a split, say, whose parts are gone
         if node.users:
+            original = next(original for original, copied in self.nodes.items() if copied is node)
             node.replace_all_uses_with(self._source(original, node))
         self.graph.erase_node(node)
 
     def _shrink_mix(self, step: Settled, flow: Mix, node: fx.Node) -> None:
-        layer: Any = self.root.get_submodule(str(node.target))
+        layer: Any = self.modules[str(node.target)]
         constant = None
         if step.folded:
             values = self.values[step.op.inputs[0].name].double().clone()
@@ -248,9 +291,8 @@ class _Builder:
         self.nodes[step.op.node] = behind
 
     def _insert(self, layer: nn.Module, source: fx.Node, before: fx.Node) -> fx.Node:
-        taken = self.maps._modules
         names = itertools.chain([before.name], (f"{before.name}_{number}" for number in itertools.count(1)))
-        name = next(name for name in names if name not in taken)
+        name = next(name for name in names if not hasattr(self.maps, name))
         self.maps.add_module(name, layer.to(self.device))
         with self.graph.inserting_before(before):
             return self.graph.call_module(f"{MAPS}.{name}", (source,))
@@ -260,39 +302,13 @@ class _Builder:
         self.nodes[op.node] = by
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """One of torch's own layers, without others in it: what it holds is known."""
-    return type(module).__module__.startswith("torch.nn.modules.") and not module._modules
-
-
-def _twin(module: nn.Module) -> nn.Module:
-    """A copy of a plain layer that shares its tensors. copy.deepcopy would be ten times slower."""
-    twin = copy.copy(module)
-    for name, value in vars(twin).items():
-        if isinstance(value, dict | list | set):
-            twin.__dict__[name] = copy.copy(value)
-    return twin
+def _has_other_types(op: Op) -> bool:
+    """Whether an operation reads values of another type than it makes."""
+    return any(node.meta.get(DTYPE) != op.node.meta.get(DTYPE) for node in op.inputs)
 
 
 def _spread(values: Tensor, constants: Layout, layout: Layout) -> Tensor:
     """The constants of ``constants`` at their places in ``layout``, zero elsewhere."""
     chosen = torch.from_numpy(np.isin(layout, constants)).to(values.device)
-    return torch.where(chosen, values[torch.from_numpy(layout)], 0)
-
-
-def _rewrite_size(node: fx.Node, axis: int, size: int) -> None:
-    """x.view(-1, 512) -> x.view(-1, 300), and as much for sizes read off another tensor, and for groups = 512."""
-    if node.target in CONVOLVE:
-        node.args, node.kwargs = node.args[:6], {**node.kwargs, "groups": size}
-        return
-    first, *sizes = node.args
-    if len(sizes) == 1 and not isinstance(sizes[0], int):
-        given = sizes[0]
-        if isinstance(given, fx.Node):
-            dims = len(node.meta["shape"])
-            with node.graph.inserting_before(node):
-                sizes = [node.graph.call_function(operator.getitem, (given, place)) for place in range(dims)]
-        else:
-            sizes = list(given)  # type: ignore[arg-type]
-    sizes[axis] = size
-    node.args = (first, *sizes)
+    numbers = values if values.is_floating_point() else values.float()
+    return torch.where(chosen, numbers[torch.from_numpy(layout)], 0)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 States = NDArray[np.int8]
 Needs = NDArray[np.bool_]
 Layout = NDArray[np.int64]
-Strengths = NDArray[np.float64]
+Strengths = NDArray[np.complex128]
 Layouts = tuple[list[Layout], Layout]
 """What each input must hold, and what the output then holds."""
 
@@ -72,7 +72,7 @@ class Source:
         return [], np.arange(self.width)
 
     def strength(self, inputs: list[Strengths]) -> Strengths:
-        return np.full(self.width, np.inf)
+        return np.full(self.width, np.inf, dtype=np.complex128)
 
     def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
         raise AssertionError("a path ends at a source")
@@ -106,8 +106,10 @@ class Mix:
     """Convolution or linear layer: in each group, every output reads every input.
 
     ``padded``: zero padding makes a constant input spatially uneven, so that constants cannot be folded into a bias.
-    They are then read from one extra input channel of ones; see compact.py. ``whole``: no input may be missing, as
-    when weights are standardised over the inputs.
+    They are then read from one extra input channel of ones; see compact.py.
+
+    ``own``: a layer of somebody's own kind, of which only is known what was tried out (layers.py): inputs that are zero
+    may be missing, unless all are needed (``whole``), and then its outputs are of the state ``dead``.
     """
 
     inputs: int
@@ -116,7 +118,9 @@ class Mix:
     biased: bool
     padded: bool
     transposed: bool = False
+    own: bool = False
     whole: bool = False
+    dead: np.int8 = ZERO
 
     @property
     def depthwise(self) -> bool:
@@ -124,6 +128,9 @@ class Mix:
 
     def forward(self, inputs: list[States]) -> States:
         grouped = inputs[0].reshape(self.groups, -1)
+        if self.own:
+            used = (grouped != ZERO).any(1)
+            return np.where(used, LIVE, self.dead).astype(np.int8).repeat(self.outputs // self.groups)
         live = (grouped == LIVE).any(1)
         constant = (grouped == CONST).any(1)
         if self.padded:
@@ -139,13 +146,15 @@ class Mix:
         rows = np.flatnonzero(wanted)
         if self.depthwise:
             return [rows], rows
-        if self.groups == 1:
-            return [np.arange(self.inputs) if self.whole and len(rows) else inputs[0]], rows
+        if self.groups == 1 and not self.own:
+            return [inputs[0]], rows
         # A grouped convolution needs as many inputs in each group: the shorter groups are filled up with zeros (-1).
         # Constants are filled in as well, instead of being folded into the bias.
         held = (states[0] == CONST) | self.whole
         held[inputs[0]] = True
         size = self.inputs // self.groups
+        if self.own:  # nobody knows what it does without any input
+            held |= ~held.reshape(self.groups, -1).any(1).repeat(size)
         groups = [np.flatnonzero(held[g * size : (g + 1) * size]) + g * size for g in self.active(rows)]
         longest = max(map(len, groups), default=0)
         return [np.concatenate([_filled(group, longest) for group in groups]) if groups else rows], rows

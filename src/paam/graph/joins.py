@@ -52,11 +52,13 @@ class Zip:
     """Any function of equally numbered channels: products, differences, sums that broadcast over the map.
 
     Each input holds the wanted channels, constants filled in. ``zero_wins``: a zero in any of them makes the result
-    zero. An input of width 1 serves all channels.
+    zero. ``zero``: what becomes of zeros in all of them. An input of width 1 serves all channels.
     """
 
     widths: tuple[int, ...]
     zero_wins: bool
+    zero: np.int8 = ZERO
+    const: np.int8 = CONST
 
     @property
     def width(self) -> int:
@@ -66,7 +68,9 @@ class Zip:
         stacked = np.stack([np.broadcast_to(state, self.width) for state in inputs])
         zero = (stacked == ZERO).any(0) if self.zero_wins else (stacked == ZERO).all(0)
         constant = (stacked != LIVE).all(0)
-        return np.where(zero, ZERO, np.where(constant, CONST, LIVE)).astype(np.int8)
+        if self.zero_wins:
+            return np.where(zero, ZERO, np.where(constant, self.const, LIVE)).astype(np.int8)
+        return np.where(zero, self.zero, np.where(constant, self.const, LIVE)).astype(np.int8)
 
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
         return [need if width == self.width else np.full(width, need.any()) for width in self.widths]
@@ -142,6 +146,21 @@ class Route:
         return 0, int(self.source[channel])
 
 
+@dataclass(frozen=True, eq=False)
+class Part(Route):
+    """One of the equal parts of x.chunk(parts, 1). It stays that where all parts keep as many channels."""
+
+    parts: int
+
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
+        size = self.width // self.parts
+        counts = np.bincount(inputs[0] // size, minlength=self.parts)
+        if not wanted.any() or (counts != counts[0]).any():
+            return super().layout(inputs, states, wanted, opened)
+        held = inputs[0] - self.source[0]
+        return [inputs[0]], held[(held >= 0) & (held < size)]
+
+
 @dataclass(frozen=True)
 class Ones:
     """All channels, and one more that is 1 everywhere: left by an earlier pruning for a padded convolution."""
@@ -178,7 +197,7 @@ class Empty:
         return inputs, np.zeros(0, dtype=np.int64)
 
     def strength(self, inputs: list[Strengths]) -> Strengths:
-        return np.zeros(0)
+        return np.zeros(0, dtype=np.complex128)
 
     def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
         raise AssertionError("a path does not go through nothing")
@@ -236,6 +255,28 @@ class Gather:
 
 
 @dataclass(frozen=True)
+class Given:
+    """A tensor that follows from sizes alone, or that several layers hold: there as a whole, if anything of it is."""
+
+    width: int
+
+    def forward(self, inputs: list[States]) -> States:
+        return np.full(self.width, LIVE)
+
+    def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
+        return []
+
+    def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
+        return [], np.arange(self.width if wanted.any() else 0)
+
+    def strength(self, inputs: list[Strengths]) -> Strengths:
+        return np.full(self.width, -np.inf, dtype=np.complex128)  # no path starts here
+
+    def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
+        raise AssertionError("a path does not start at what is given")
+
+
+@dataclass(frozen=True)
 class Stored:
     """A parameter or buffer of the model that has channels: it is cut to what is wanted."""
 
@@ -251,7 +292,7 @@ class Stored:
         return [], np.flatnonzero(wanted)
 
     def strength(self, inputs: list[Strengths]) -> Strengths:
-        return np.full(self.width, -np.inf)  # no path starts here
+        return np.full(self.width, -np.inf, dtype=np.complex128)  # no path starts here
 
     def origin(self, channel: int, inputs: list[Strengths]) -> tuple[int, int]:
         raise AssertionError("a path does not start at a parameter")

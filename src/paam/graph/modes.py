@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-import torch
 from torch import nn
 
 
@@ -14,36 +13,33 @@ def evaluating(model: nn.Module) -> AbstractContextManager[None]:
     return in_mode(model, False)
 
 
+def switch(model: nn.Module, training: bool) -> nn.Module:
+    """model.train(training): at once, where no module has a way of its own to do so."""
+    modules = list(model.modules())
+    if not all(has_plain_modes(type(module)) for module in modules):
+        return model.train(training)
+    for module in modules:
+        vars(module)["training"] = training
+    return model
+
+
+def has_plain_modes(kind: type) -> bool:
+    """Whether train() does nothing to modules of a class but to set their flag."""
+    own = [name for name in ("train", "__setattr__") if getattr(kind, name) is not getattr(nn.Module, name)]
+    return not own and not hasattr(kind, "training")
+
+
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    model.train(training)
+    modes = [(module, module.training) for module in model.modules()]
+    if any(mode != training for _, mode in modes):
+        switch(model, training)
     try:
         yield
     finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-@contextmanager
-def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """A forward() that changes buffers does so while it is traced: undo that, and refuse what puts others in place."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    held = [(module, dict(module._buffers), dict(module._parameters)) for module in model.modules()]
-    replaced = ""
-    try:
-        yield
-    finally:
-        for module, buffers, parameters in held:
-            for now, was in ((module._buffers, buffers), (module._parameters, parameters)):
-                replaced = next((name for name in was if now.get(name) is not was[name]), replaced)
-                now.clear()
-                now.update(was)  # type: ignore[arg-type]
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
-    if replaced:
-        raise ValueError(f"it assigns to '{replaced}', which it holds")
+        for module, mode in modes:
+            if module.training != mode:
+                module.training = mode
 
 
 @contextmanager

@@ -1,14 +1,121 @@
-"""A network whose layers were connected anew, in a form that can be copied and pickled with its name and its plan."""
+"""Networks that run a graph: with gates in it, or with layers that were connected anew."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import importlib
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Self
 
 from torch import fx, nn
 
+from paam.graph.record.numbers import expect
+from paam.graph.record.ways import WAYS, Ways, evaluated_only
+from paam.graph.runner import lend_constants
+from paam.graph.trace import Traced
 
-class RewiredModel(fx.GraphModule):
+CHECKS = (expect, evaluated_only)
+"""What a graph does though nobody reads it."""
+
+
+NEVER_TRAINED = "never_trained"
+
+
+class _Unwritten:
+    """Stands for forward() on the class of a graph model until somebody reads it of the model."""
+
+    def __get__(self, model: GraphModel | None, kind: type) -> Any:
+        if model is None:
+            return self
+        try:
+            model.recompile()
+        except AttributeError as error:  # which modules take for the want of a forward()
+            raise RuntimeError(f"the graph cannot be written as code: {error}") from error
+        return model.forward
+
+
+class GraphModel(fx.GraphModule):
+    """Runs a graph. One that returns :class:`Ways` runs the way of its mode, and only what that needs.
+
+    Its code is written when somebody asks for it: not all are run. ``meta[NEVER_TRAINED]``: names of modules that
+    train() leaves in evaluation mode, as the model's own train() does.
+    """
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if never := self.meta.get(NEVER_TRAINED, ()):
+            for name, module in self.named_modules():
+                if name in never:
+                    module.training = False
+        return self
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self._graph
+
+    @graph.setter
+    def graph(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        graph.owning_module = self
+        type(self).forward = _Unwritten()  # type: ignore[assignment]
+
+    @property
+    def code(self) -> str:
+        if "_code" not in vars(self):
+            self.recompile()
+        return str(self._code)
+
+    def __str__(self) -> str:
+        assert self.code
+        return super().__str__()
+
+    def recompile(self) -> Any:
+        compiled = super().recompile()
+        result = self.graph.output_node().args[0]
+        if isinstance(result, Ways):
+            evaluate, train = (_one_way(self, way) for way in range(2))
+
+            def forward(self: GraphModel, *args: Any, **kwargs: Any) -> Any:
+                return (train if self.training else evaluate)(self, *args, **kwargs)
+
+            type(self).forward = forward
+        return compiled
+
+
+def as_graph_model(traced: Traced) -> GraphModel:
+    """The traced model as a module that runs its graph, with the model's own layers."""
+    root = nn.Module()
+    for name, child in traced.model.named_children():
+        root.add_module(name, child)
+    root._parameters.update(traced.model._parameters)
+    root._buffers.update(traced.model._buffers)
+    lend_constants(traced, root)
+    model = GraphModel(root, traced.graph, type(traced.model).__name__)
+    model.meta[NEVER_TRAINED] = traced.never_trained
+    model.training = traced.model.training
+    return model
+
+
+def _one_way(model: fx.GraphModule, way: int) -> Callable[..., Any]:
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    result: Any = graph.graph_copy(model.graph, copied)
+    graph.output(result[way])
+    for node in [node for node in graph.nodes if node.target is expect and node.args[3:] == (WAYS[1 - way],)]:
+        graph.erase_node(node)
+    drop_unused(graph, result.also if way else ())
+    return type(fx.GraphModule(model, graph)).forward
+
+
+def drop_unused(graph: fx.Graph, also: Collection[str] = ()) -> None:
+    """Remove what nobody reads, but for the checks of sizes. ``also``: nodes that are to stay."""
+    graph.eliminate_dead_code(
+        lambda node: node.op in ("placeholder", "output") or node.target in CHECKS or node.name in also
+    )
+
+
+class RewiredModel(GraphModel):
     """Keeps its name when it is copied, and its plan when it is pickled, both of which torch.fx leaves behind."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RewiredModel:
@@ -17,21 +124,82 @@ class RewiredModel(fx.GraphModule):
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
-        make, arguments = super().__reduce__()
-        return _unpickled, (make, arguments, type(self).__name__, self.meta)
+        parts = {name: self.__dict__[name] for name in ("_parameters", "_buffers", "_modules", "training")}
+        persistent = self._non_persistent_buffers_set
+        return _unpickled, (parts, set(persistent), _described(self.graph), type(self).__name__, self.meta)
 
 
 def connected(root: nn.Module, graph: fx.Graph, name: str) -> RewiredModel:
     """The layers of ``root`` connected by a graph; ``name``: of its class."""
-    for node in graph.nodes:
-        node.type = None  # an annotation of forward() that is a text cannot be pickled
-    return RewiredModel(root, graph, name)
+    model = RewiredModel(root, graph, name)
+    model.recompile()  # a user's tools may look for forward() on the class
+    return model
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """An earlier node of a described graph, by its place."""
+
+    place: int
+
+
+Described = list[tuple[str, str, Any, Any, Any]]
+
+
+def _described(graph: fx.Graph) -> Described:
+    """A graph as plain data: torch.fx would write it as code and trace that anew, which not every graph survives."""
+    places: dict[fx.Node, Any] = {node: _Reference(place) for place, node in enumerate(graph.nodes)}
+    return [
+        (node.name, node.op, _named(node.target), *fx.map_arg((node.args, node.kwargs), places.__getitem__))
+        for node in graph.nodes
+    ]
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A function by the module and the name under which it is found: some do not know where they are from."""
+
+    module: str
+    name: str
+
+
+def _named(target: Any) -> Any:
+    module, name = getattr(target, "__module__", None), getattr(target, "__name__", "")
+    found = getattr(sys.modules.get(module or ""), name, None)
+    return _Named(module, name) if module and found is target else target
 
 
 def _unpickled(
-    make: Callable[..., fx.GraphModule], arguments: tuple[Any, ...], name: str, meta: dict[str, Any]
+    parts: dict[str, Any], not_saved: set[str], described: Described, name: str, meta: dict[str, Any]
 ) -> RewiredModel:
-    return _restored(make(*arguments), name, meta)
+    root = nn.Module()
+    root.__dict__.update(parts)
+    root._non_persistent_buffers_set = not_saved
+    graph = fx.Graph()
+    nodes: list[fx.Node] = []
+    for called, op, target, args, kwargs in described:
+        args, kwargs = _with_nodes((args, kwargs), nodes)
+        if isinstance(target, _Named):
+            target = getattr(importlib.import_module(target.module), target.name)
+        nodes.append(graph.create_node(op, target, args, kwargs, called))
+    model = connected(root, graph, name)
+    model.meta = meta
+    return model
+
+
+def _with_nodes(value: Any, nodes: list[fx.Node]) -> Any:
+    if isinstance(value, _Reference):
+        return nodes[value.place]
+    if isinstance(value, tuple):
+        parts = [_with_nodes(part, nodes) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, list):
+        return [_with_nodes(part, nodes) for part in value]
+    if isinstance(value, dict):
+        return {key: _with_nodes(part, nodes) for key, part in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_with_nodes(bound, nodes) for bound in (value.start, value.stop, value.step)))
+    return value
 
 
 def _restored(plain: fx.GraphModule, name: str, meta: dict[str, Any]) -> RewiredModel:

@@ -16,7 +16,7 @@ def shrink_stored(root: nn.Module, target: str, axis: int, layout: Layout) -> No
     module = root.get_submodule(owner)
     value: Tensor = getattr(module, name)
     kept = value.detach().index_select(axis, torch.from_numpy(layout).to(value.device))
-    setattr(module, name, nn.Parameter(kept, value.requires_grad) if isinstance(value, nn.Parameter) else kept)
+    setattr(module, name, _like(value, kept))
 
 
 def shrink_mix(layer: Any, flow: Mix, made: Layout, wanted: Layout, constant: Tensor | None = None) -> None:
@@ -33,8 +33,10 @@ def shrink_mix(layer: Any, flow: Mix, made: Layout, wanted: Layout, constant: Te
     whole: Tensor = layer.weight.detach()
     if flow.transposed and not flow.depthwise:
         whole = whole.transpose(0, 1)
-    weight = whole[rows] if flow.depthwise else whole[rows[:, None], columns]
-    bias = None if layer.bias is None else layer.bias.detach()[rows]
+    weight = _chosen(whole, 0, rows)
+    if not flow.depthwise:
+        weight = _chosen(weight, 1, columns)
+    bias = None if layer.bias is None else _chosen(layer.bias.detach(), 0, rows)
     if constant is not None and flow.padded:
         weight = torch.cat([weight, constant.to(weight.dtype)], 1)
     elif constant is not None:
@@ -44,6 +46,10 @@ def shrink_mix(layer: Any, flow: Mix, made: Layout, wanted: Layout, constant: Te
         weight = weight.transpose(0, 1)
     _shrink_extras(layer, outputs, made)
     _set_mix(layer, weight, bias, len(made) if flow.depthwise else 1)
+
+
+def _chosen(values: Tensor, axis: int, places: Tensor) -> Tensor:
+    return values.index_select(axis, places.to(values.device))
 
 
 def _shrink_grouped(layer: Any, flow: Mix, made: Layout, wanted: Layout) -> None:
@@ -79,11 +85,14 @@ def _rows(values: Tensor, layout: Layout) -> Tensor:
 
 def _shrink_extras(layer: Any, outputs: int, layout: Layout) -> None:
     """What somebody's own layer holds for each output beside weight and bias: gains of standardised weights, say."""
-    for name, value in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
-        if name not in ("weight", "bias") and value.dim() and value.shape[0] == outputs:
-            kept = _rows(value.detach(), layout)
-            is_parameter = isinstance(value, nn.Parameter)
-            setattr(layer, name, nn.Parameter(kept, value.requires_grad) if is_parameter else kept)
+    for held in (layer._parameters, layer._buffers):
+        for name, value in held.items():
+            if name not in ("weight", "bias") and value is not None and value.dim() and value.shape[0] == outputs:
+                held[name] = _like(value, _rows(value.detach(), layout))
+
+
+def _like(value: Tensor, kept: Tensor) -> Tensor:
+    return nn.Parameter(kept, value.requires_grad) if isinstance(value, nn.Parameter) else kept
 
 
 def _set_mix(layer: Any, weight: Tensor, bias: Tensor | None, groups: int) -> None:
@@ -100,9 +109,9 @@ def _set_mix(layer: Any, weight: Tensor, bias: Tensor | None, groups: int) -> No
 
 def _memory_format(weight: Tensor) -> torch.memory_format:
     """The order of a weight's axes in memory: a layer stays in channels_last where it was."""
-    if weight.is_contiguous() or weight.dim() not in (4, 5):
-        return torch.contiguous_format
-    return torch.channels_last if weight.dim() == 4 else torch.channels_last_3d
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
+    kept = last is not None and not weight.is_contiguous() and weight.is_contiguous(memory_format=last)
+    return last if kept and last is not None else torch.contiguous_format
 
 
 def shrink_per_channel(layer: Any, width: int, layout: Layout) -> None:
@@ -111,8 +120,7 @@ def shrink_per_channel(layer: Any, width: int, layout: Layout) -> None:
     for count in ("num_features", "num_parameters"):
         if getattr(layer, count, None) == width:
             setattr(layer, count, len(layout))
-    for name, value in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
-        if value.shape == (width,):
-            kept = value.detach()[rows]
-            is_parameter = isinstance(value, nn.Parameter)
-            setattr(layer, name, nn.Parameter(kept, value.requires_grad) if is_parameter else kept)
+    for held in (layer._parameters, layer._buffers):
+        for name, value in held.items():
+            if value is not None and value.shape == (width,):
+                held[name] = _like(value, _chosen(value.detach(), 0, rows))

@@ -7,16 +7,23 @@ layouts forward (what is present). Linear in the size of the graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import fx, nn
+from torch.nn.utils.parametrize import is_parametrized
 
-from paam.graph.flows import CONST, LIVE, ZERO, Layout, Mix, Needs, States, Whole
-from paam.graph.joins import Add, Route
-from paam.graph.site import Op
-from paam.graph.trace import Traced, attribute
+from paam.graph.copies import computed_weights
+from paam.graph.cost import batch_of
+from paam.graph.flows import CONST, LIVE, ZERO, Layout, Mix, Needs, Pass, States, Whole
+from paam.graph.joins import Add, Part, Route
+from paam.graph.record.ways import Ways
+from paam.graph.rules.site import Op
+from paam.graph.rules.sizes import decides_by_sizes
+from paam.graph.rules.stretch import filled_before
+from paam.graph.trace import Traced
 
 Masks = Mapping[str, Needs]
 """Node name -> True for channels whose gate is open. Nodes without a gate are absent."""
@@ -63,21 +70,46 @@ class Settled:
         return places[np.searchsorted(self.made, self.out)]
 
     @property
+    def reader(self) -> fx.Node:
+        """The node that reads the inputs: the operation's own, or, for one of several values, what makes them all."""
+        node = self.op.node
+        while node.target is operator.getitem and not any(x in node.all_input_nodes for x in self.op.inputs):
+            assert isinstance(node.args[0], fx.Node)
+            node = node.args[0]
+        return node
+
+    @property
+    def picked(self) -> bool:
+        """Whether an index map stands for an operation that picks channels."""
+        flow = self.op.flow
+        if not isinstance(flow, Route) or len(self.wanted[0]) == flow.width:
+            return False
+        return not (isinstance(flow, Part) and len(self.wanted[0]) == flow.parts * len(self.out))
+
+    @property
     def offsets(self) -> int:
         """Learned numbers that carry the constants: an addition needs one vector, other operations one per input."""
         if isinstance(self.op.flow, Add):
             return len(self.out) if any(map(len, self.constants)) else 0
-        return sum(len(w) for w, c in zip(self.wanted, self.constants, strict=True) if len(c))
+        # A value that is read twice is given its constants once.
+        given = {node: len(w) for node, w, c in zip(self.op.inputs, self.wanted, self.constants, strict=True) if len(c)}
+        return sum(given.values())
+
+    @property
+    def smaller(self) -> bool:
+        """Whether it has fewer channels than before, or reads fewer."""
+        flow = self.op.flow
+        reads_less = isinstance(flow, Mix) and not flow.depthwise and len(self.wanted[0]) < flow.inputs
+        return len(self.out) < self.width or reads_less
 
     @property
     def rewires(self) -> bool:
         """Whether more happens here than layers that change their size."""
         flow = self.op.flow
-        routed = isinstance(flow, Route) and len(self.wanted[0]) < flow.width
         padded = isinstance(flow, Mix) and flow.padded and self.folded
         literal = (self.op.literal and len(self.out) < self.width) or self.resized
         moved = self.picks is not None or any(m is not None for m in self.maps)
-        return routed or padded or literal or moved or not len(self.out)
+        return self.picked or padded or literal or moved or not len(self.out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,12 +121,26 @@ class Solution:
 
     @property
     def rewired(self) -> bool:
-        """Whether the small network needs a graph of its own: something is mapped, or gone, or counted."""
-        return any(step.rewires or (step.op.counted and len(step.out) < step.width) for step in self.settled)
+        """Whether layers are connected anew: something is mapped, or gone, or counted."""
+        return any(step.rewires or (step.op.counted and step.smaller) for step in self.settled)
+
+    def needs_graph(self, traced: Traced, keep_class: bool) -> bool:
+        """Whether the small network needs a graph of its own; ``keep_class``: only if it cannot do without."""
+        if self.rewired or keep_class or not any(step.smaller for step in self.settled):
+            return self.rewired
+        return decides_by_sizes(traced.graph, {step.op.node: step.op.axis for step in self.settled})
 
 
 def solve(ops: Sequence[Op], masks: Masks) -> Solution:
     """Settle what remains of every value when the gates in ``masks`` are closed where they are False."""
+    while True:
+        solution = _solved(ops, masks)
+        if (others := filled_before(solution.settled)) is None:
+            return solution
+        ops = others
+
+
+def _solved(ops: Sequence[Op], masks: Masks) -> Solution:
     states: dict[str, States] = {}
     for op in ops:
         state = op.flow.forward([states[node.name] for node in op.inputs])
@@ -122,6 +168,9 @@ def solve(ops: Sequence[Op], masks: Masks) -> Solution:
             plain = [np.where(columns, LIVE, ZERO)] * len(op.inputs)
             layouts, made = op.flow.layout(held, plain, rows, np.zeros_like(rows))
             out = made[wanted[op][made]]
+        elif _passes_unread(op, needs):
+            layouts, made = [present[op.inputs[0].name]], present[op.inputs[0].name]
+            out = made
         else:
             opened = masks.get(op.name, np.ones(len(wanted[op]), dtype=bool))
             before = [states[node.name] for node in op.inputs]
@@ -139,6 +188,12 @@ def solve(ops: Sequence[Op], masks: Masks) -> Solution:
         resized = op.size_of is not None and len(present.get(op.size_of.name, out)) != len(out)
         settled.append(Settled(op, maps, constants, tuple(layouts), made, out, len(wanted[op]), folded, resized))
     return Solution(tuple(settled), states)
+
+
+def _passes_unread(op: Op, needs: Mapping[str, Needs]) -> bool:
+    """Whether nobody reads what an operation hands on, but for its shape perhaps: it goes on with what is there."""
+    plain = isinstance(op.flow, Pass) and op.module is None and not op.sized
+    return plain and op.node.op != "output" and not needs[op.name].any()
 
 
 def _common_channels(
@@ -174,21 +229,40 @@ class Cost:
     macs: int
 
 
-def predicted_cost(traced: Traced, solution: Solution) -> Cost:
+def predicted_cost(traced: Traced, solution: Solution, keep_class: bool = False) -> Cost:
     """What the compacted network will cost, without building it."""
-    costs = layer_costs(traced, solution).values()
-    params = sum(cost.params for cost in costs) + sum(step.offsets for step in solution.settled if len(step.out))
-    if not solution.rewired:  # the network keeps its class, and with it the layers that its forward() never calls
+    costs = _batch_costs(traced, solution).values()
+    params = sum(cost.params for cost in costs) + sum(_offsets(solution))
+    if not solution.needs_graph(traced, keep_class):
+        # The network keeps its class, and with it the layers that its forward() never calls.
         called = {id(p) for step in solution.settled if step.op.module for p in step.op.module.parameters()}
         nodes = (step.op.node for step in solution.settled)
-        called |= {id(attribute(traced.module, str(node.target))) for node in nodes if node.op == "get_attr"}
+        called |= {id(traced.tensor(str(node.target))) for node in nodes if node.op == "get_attr"}
         params += sum(p.numel() for p in traced.model.parameters() if id(p) not in called)
-    return Cost(params, sum(cost.macs for cost in costs))
+    return Cost(params, sum(cost.macs for cost in costs) // batch_of(traced.examples))
+
+
+def _offsets(solution: Solution) -> Iterator[int]:
+    """Learned numbers that carry constants. Parts of what one operation returns read what that has been given once."""
+    given = set()
+    for step in solution.settled:
+        call = (step.reader, tuple(map(bytes, step.wanted)))
+        if len(step.out) and (step.reader is step.op.node or call not in given):
+            given.add(call)
+            yield step.offsets
 
 
 def layer_costs(traced: Traced, solution: Solution) -> dict[str, Cost]:
     """What remains of each layer and parameter, by its name in the model; other operations by their node's."""
+    batch = batch_of(traced.examples)
+    return {name: Cost(cost.params, cost.macs // batch) for name, cost in _batch_costs(traced, solution).items()}
+
+
+def _batch_costs(traced: Traced, solution: Solution) -> dict[str, Cost]:
+    """As layer_costs, with the multiply-accumulates of the example's whole batch."""
     costs: dict[str, Cost] = {}
+    counted: set[int] = set()  # tensors that several layers hold count once
+    evaluated = _evaluated(traced, solution)
     for step in solution.settled:
         op = step.op
         if not len(step.out):
@@ -197,11 +271,26 @@ def layer_costs(traced: Traced, solution: Solution) -> dict[str, Cost]:
             cost = _mix_cost(traced, step, op.flow)
         else:
             macs = _macs(traced, op) * len(step.made) // step.width if step.width else 0
-            cost = Cost(_own_parameters(traced, op, step.width, len(step.made)), macs)
+            cost = Cost(_own_parameters(traced, op, step.width, len(step.made), counted), macs)
+        if op.node not in evaluated:
+            cost = Cost(cost.params, 0)
         name = str(op.node.target) if op.node.op in ("call_module", "get_attr") else op.name
         before = costs.get(name)  # a layer that is called again is there once, and works twice
-        costs[name] = cost if before is None else Cost(cost.params, before.macs + cost.macs)
+        costs[name] = cost if before is None else Cost(max(before.params, cost.params), before.macs + cost.macs)
     return costs
+
+
+def _evaluated(traced: Traced, solution: Solution) -> set[fx.Node]:
+    """What the small network computes in evaluation: all that its answer there is made of."""
+    answer = traced.graph.output_node().args[0]
+    if not isinstance(answer, Ways):
+        return {step.op.node for step in solution.settled}
+    needed: set[fx.Node] = set()
+    fx.map_arg(answer.evaluation, needed.add)
+    for step in reversed(solution.settled):
+        if step.op.node in needed:
+            needed.update(node for node, wanted in zip(step.op.inputs, step.wanted, strict=True) if len(wanted))
+    return needed
 
 
 def _macs(traced: Traced, op: Op) -> int:
@@ -227,16 +316,36 @@ def _mix_cost(traced: Traced, step: Settled, flow: Mix) -> Cost:
     weights = rows * columns * kernel
     extras = [p for name, p in module.named_parameters(recurse=False) if name not in ("weight", "bias")]
     extra = sum(p.numel() * rows // flow.outputs if p.shape[:1] == (flow.outputs,) else p.numel() for p in extras)
-    spread = step.op.inputs[0].name if flow.transposed else step.op.name
+    spread = step.op.inputs[0] if flow.transposed else step.op.node
     return Cost(weights + rows * biased + extra, weights * traced.positions(spread, step.op.axis))
 
 
-def _own_parameters(traced: Traced, op: Op, width: int, present: int) -> int:
+def _own_parameters(traced: Traced, op: Op, width: int, present: int, counted: set[int]) -> int:
     """Learned numbers of an operation that has some for each of its channels, or one for all, or none."""
+
+    def fresh(parameters: Iterable[nn.Parameter]) -> Iterator[nn.Parameter]:
+        for parameter in parameters:
+            if id(parameter) not in counted:
+                counted.add(id(parameter))
+                yield parameter
+
     if op.node.op == "get_attr":
-        value = attribute(traced.module, str(op.node.target))
-        return value.numel() * present // width if isinstance(value, nn.Parameter) else 0
+        value = traced.tensor(str(op.node.target))
+        held = [value] if isinstance(value, nn.Parameter) else []
+        return sum(p.numel() * present // width for p in fresh(held))
     if isinstance(op.flow, Whole) and op.flow.opaque:
-        return sum(p.numel() for p in op.module.parameters()) if op.module is not None else 0
+        return _written_out(op.module) + sum(
+            p.numel() for p in fresh(op.module.parameters() if op.module is not None else ())
+        )
     own = op.module.parameters(recurse=False) if op.module is not None else ()
     return sum(present if p.numel() == width else p.numel() for p in own)
+
+
+def _written_out(module: nn.Module | None) -> int:
+    """By how many numbers the weights of parametrized layers are more than what they are computed of."""
+    more = 0
+    for part in module.modules() if module is not None else ():
+        if is_parametrized(part):
+            held: Iterable[nn.Parameter] = part.get_submodule("parametrizations").parameters()
+            more += sum(weight.numel() for weight in computed_weights(part).values()) - sum(p.numel() for p in held)
+    return more

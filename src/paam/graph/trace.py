@@ -1,261 +1,384 @@
-"""Model and example inputs -> an fx graph with the shape of every value, checked to compute what the model computes."""
+"""Model and example inputs -> a graph with the shape of every value, for evaluation and training and any batch size."""
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import math
-import operator
-import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from paam.cost import MacCounter
 from paam.errors import GraphError, nearest, one_line
-from paam.graph.functional import make_functional
-from paam.graph.modes import buffers_kept, copying, evaluating, in_mode
-from paam.graph.tracer import CONSTANT, NOT_THE_MODELS, Tracer
-from paam.plan import recall_plan
+from paam.graph.channel_map import whole_shape
+from paam.graph.cost import batch_of
+from paam.graph.fingerprint import fingerprint
+from paam.graph.modes import switch
+from paam.graph.record.as_found import AsFound
+from paam.graph.record.call import record
+from paam.graph.record.own_lines import at, line_of
+from paam.graph.record.recording import FACT, LINE, Recording, Shape, ValueDecisionError, same_tensor, same_way
+from paam.graph.record.unseen import refuse_backward_hooks, refuse_reading_computed_weights
+from paam.graph.record.ways import join_ways, refuse_training
 
-Shape = tuple[int, ...]
+OnDecision = Literal["refuse", "fix", "stop"]
+
+BATCH, MAP = 0, 2
+"""Axes of inputs whose sizes may be held as they were recorded: the batch's, and all from the third on."""
+
+GROWTH = "growth"
+"""Under which a node's meta holds by how much each axis of its value grows with one more sample."""
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A model as a graph, by node name: ``shapes`` of its tensors, and ``numbers``, such as sizes, for the example.
+    """A model as a graph, by node name: ``shapes`` of its tensors, and ``numbers``, such as sizes.
 
-    ``module`` shares the model's parameters.
+    Shapes and numbers are those of ``batch`` samples, one more than the example's where the model takes that: a batch
+    of 1 would hide what mixes the batch.
     """
 
     model: nn.Module
-    module: fx.GraphModule
+    graph: fx.Graph
     shapes: dict[str, Shape]
     numbers: dict[str, Any]
-    examples: tuple[Tensor, ...]
+    constants: dict[str, Tensor]
+    """Tensors that forward() makes of nothing, or holds as plain attributes."""
+    examples: tuple[Any, ...]
+    batch: int
     ignore: tuple[str, ...]
     """Modules and nodes that are left alone, as the user named them."""
     macs: dict[str, int]
-    """What each operation costs, by node name: multiply-accumulates of one sample."""
-    settled: set[str]
-    """Sizes that forward() used as plain numbers, in a condition, say: they are those of the whole network."""
+    """What each operation costs, by node name: multiply-accumulates of the example's whole batch."""
+    read_numbers: frozenset[str]
+    """Layers whose own numbers, such as out_channels, somebody else's forward() reads."""
+    asks: frozenset[str]
+    """What forward() asks (recording.py): it is to compute the same whatever the answer."""
+    transparent: frozenset[str]
+    """Modules without parameters that pass on their input in evaluation, such as a stochastic depth."""
+    training_only: frozenset[str]
+    """Nodes that are computed in training only."""
+    one_batch_size: bool
+    """The model runs at the example's batch size only, or takes another way at others."""
+    held: tuple[int, ...]
+    """Axes of the inputs, BATCH and MAP, along which the graph takes the example's sizes alone."""
+    own_code: bool
+    """The small network runs its class's own code: what the graph has begins at weighted layers, and may end early."""
+    on_decision: OnDecision
+    decision: str
+    """The first decision by the values of tensors: what follows it is not in the graph."""
+    fixed: tuple[str, ...]
+    """Decisions by values that are kept as they came out for the example."""
+    no_training: str
+    """Why the graph has no training mode; empty if it has one, as nearly all have."""
+    never_trained: tuple[str, ...]
+    """Modules that stay in evaluation mode when the model's train() is called, such as frozen batch norms."""
+    tried: dict[Any, Any] = field(default_factory=dict)
+    """What was found out about somebody's own layers by trying (layers.py)."""
 
-    def positions(self, name: str, axis: int) -> int:
-        """How many values each channel of a node has in one sample: H * W for a feature map [N, C, H, W]."""
-        shape = self.shapes[name]
-        return math.prod(shape) // shape[axis] // self.examples[0].shape[0]
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """Modules that are one operation."""
+        return (*self.ignore, *sorted(self.transparent))
+
+    @cached_property
+    def modules(self) -> dict[str, nn.Module]:
+        """By all of their names."""
+        return dict(self.model.named_modules(remove_duplicate=False))
+
+    def positions(self, node: fx.Node, axis: int) -> int:
+        """How many values each channel of a node has in the example's whole batch: N * H * W for a map [N, C, H, W]."""
+        more = self.batch - batch_of(self.examples)
+        shape, growth = self.shapes[node.name], self.growth(node)
+        return math.prod(size - more * grows for size, grows in zip(shape, growth, strict=True)) // shape[axis]
+
+    def is_of_samples(self, node: fx.Node) -> bool:
+        """Whether a value depends on the inputs."""
+        return node.name in self._of_samples
+
+    @cached_property
+    def _of_samples(self) -> set[str]:
+        """Values that depend on the inputs; others, made of sizes and parameters, are there once for all samples."""
+        found: set[str] = set()
+        for node in self.graph.nodes:
+            if node.op == "placeholder" or (not is_fact(node) and any(n.name in found for n in node.all_input_nodes)):
+                found.add(node.name)
+        return found
+
+    def growth(self, node: fx.Node) -> Shape:
+        """By how much each axis of a value grows with one more sample."""
+        shape = self.shapes[node.name]
+        if GROWTH in node.meta:
+            return tuple(node.meta[GROWTH])
+        # What was recorded once only: a first axis as long as the batch is taken for the batch's.
+        batched = node.op != "get_attr" and shape[:1] == (self.batch,)
+        return tuple(int(batched and place == 0) for place in range(len(shape)))
+
+    def tensor(self, target: str) -> Any:
+        """What a get_attr node reads: "layer.scale" of the model, or a constant."""
+        return self.constants[target] if target in self.constants else attribute(self.model, target)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identifies architecture, not weights: the graph, its layers, the name and shape of every tensor.
-
-        Made to outlive versions of torch: none of the texts that torch may change is in it, such as a layer's repr.
-        """
-        number = {node: place for place, node in enumerate(self.module.graph.nodes)}
-        lines = []
-        for node, place in number.items():
-            args, kwargs = fx.map_arg((node.args, _said(node.kwargs)), lambda other: f"%{number[other]}")
-            layer = node.op == "call_module"
-            what = settings_of(self.module.get_submodule(node.target)) if layer else function_name(node.target)
-            lines.append(f"{place} {node.op} {node.target if layer else ''} {what} {args} {kwargs}")
-        lines += [f"{name} {tuple(value.shape)}" for name, value in self.model.state_dict().items()]
-        if (earlier := recall_plan(self.model)) is not None:  # which channels its index maps connect
-            lines.append(earlier.digest)
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+        """Identifies the architecture, not the weights."""
+        return fingerprint(self.model, self.graph)
 
 
-SETTINGS = (
-    *("align_corners", "alpha", "approximate", "beta", "ceil_mode", "count_include_pad", "dilation", "dim"),
-    *("divisor_override", "downscale_factor", "end_dim", "eps", "groups", "k", "kernel_size", "lambd", "max_val"),
-    *("min_val", "mode", "negative_slope", "norm_type", "normalized_shape", "num_groups", "num_heads"),
-    *("output_padding", "output_size", "p", "padding", "padding_mode", "scale_factor", "size", "start_dim", "stride"),
-    *("threshold", "transposed", "unflattened_size", "upscale_factor", "value"),
-)
-"""Attributes of torch's layers that say what their tensors do not: strides, padding, the shape of an activation."""
+def trace(
+    model: nn.Module,
+    example_inputs: Any,
+    ignore: Sequence[str] = (),
+    on_decision: OnDecision = "refuse",
+    held: tuple[int, ...] = (),
+) -> Traced:
+    """Record the model and its shapes. The model is left as it was found.
 
-
-def settings_of(layer: nn.Module) -> str:
-    """What a layer does: the kind and the settings of it and of all layers in it."""
-    parts = []
-    for name, part in layer.named_modules():
-        values = {key: getattr(part, key) for key in SETTINGS if hasattr(part, key)}
-        plain = {key: value for key, value in values.items() if isinstance(value, str | int | float | tuple | list)}
-        parts.append(f"{name} {type(part).__name__} {_said(plain)}")
-    return "; ".join(parts)
-
-
-def _said(values: Mapping[str, Any]) -> dict[str, Any]:
-    """In order, without None and False: what one version of torch says so, another leaves out."""
-    return {key: value for key, value in sorted(values.items()) if value is not None and value is not False}
-
-
-def trace(model: nn.Module, example_inputs: Tensor | Sequence[Tensor], ignore: Sequence[str] = ()) -> Traced:
-    """Trace the model and record shapes. The model is left as it was found. ``ignore``: modules not to look into."""
-    examples = example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)
-    if not examples or not all(isinstance(example, Tensor) for example in examples):
-        raise GraphError("example_inputs is the tensor that forward() takes, or a tuple of them: one small batch.")
-    examples = tuple(examples)
+    ``ignore``: modules not to look into. ``held``: axes of the inputs along which the graph is to take no other sizes.
+    """
+    examples = _examples(example_inputs)
     ignored = tuple(dict.fromkeys(ignore))
+    own_code = on_decision == "stop" or not all(isinstance(example, Tensor) for example in examples)
+    if not own_code:
+        refuse_backward_hooks(model, ignored)
+    found = AsFound(model, ignored)
+    evaluation = _first(model, found, examples, ignored, "stop" if own_code else on_decision, held)
+    leaves = (*ignored, *evaluation.transparent)
+    batch = batch_of(examples)
+    one_batch_size = False
+    base, training, no_training = evaluation, None, ""
+    if not own_code:
+        more = _one_more(examples)
+        tried = _in_training(model, found, more, leaves, evaluation, on_decision, held)
+        if isinstance(tried, Recording) and same_way(evaluation, tried):
+            base, batch = tried, batch + 1
+        else:
+            wider = _again(model, found, more, leaves, evaluation, held)
+            if wider is not None and same_way(evaluation, wider):
+                base, batch = wider, batch + 1
+            else:
+                one_batch_size = True
+                tried = _in_training(model, found, examples, leaves, evaluation, on_decision, held)
+        if isinstance(tried, Recording):
+            training = tried
+            if base is not training and not one_batch_size:
+                smaller = _in_training(model, found, examples, leaves, evaluation, on_decision, held)
+                if isinstance(smaller, Recording) and same_way(smaller, training):
+                    _note_growth(smaller, training)  # of what only training computes
+        else:
+            no_training = _why_not_trained(model, found, examples if one_batch_size else more, tried)
+        for other in filter(None, (training, base)):
+            _check_constants(model, evaluation, other)
+    _note_growth(evaluation, base)
+    only = join_ways(model, evaluation, base, training) if training is not None else frozenset()
+    if no_training:
+        refuse_training(base.graph, no_training)
+    _check_ignored(model, base.graph, ignored)
+    if not own_code:
+        refuse_reading_computed_weights(model, base.graph)
+    _write_out_squeezes(base)
+    return Traced(
+        model,
+        base.graph,
+        base.shapes,
+        base.numbers,
+        base.constants,
+        examples,
+        batch,
+        ignored,
+        evaluation.macs,
+        frozenset(evaluation.read_numbers | base.read_numbers),
+        frozenset(evaluation.asks | (training.asks if training is not None else set())),
+        frozenset(evaluation.transparent),
+        only,
+        one_batch_size,
+        held,
+        own_code,
+        on_decision,
+        evaluation.decision,
+        tuple(dict.fromkeys((*evaluation.fixed, *(training.fixed if training is not None else ())))),
+        no_training,
+        _never_trained(model, found),
+    )
+
+
+def _examples(given: Any) -> tuple[Any, ...]:
+    examples = tuple(given) if isinstance(given, tuple | list) else (given,)
+    leaves = tree_leaves(examples)
+    if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
+        raise GraphError(
+            "example_inputs is the tensor that forward() takes, or a tuple of its arguments, tensors or lists of them:"
+            " one small batch."
+        )
+    if any(leaf.dim() == 0 for leaf in leaves):
+        raise GraphError("An example input is a single number; a batch [N, ...] is needed.")
+    if any(not leaf.numel() for leaf in leaves) or not all(tree_leaves(example) for example in examples):
+        raise GraphError("An example input is empty; a batch of at least one sample is needed.")
+    if any(leaf.is_meta for leaf in leaves):
+        raise GraphError("An example input is on the device 'meta', which computes nothing; give one with numbers.")
+    return examples
+
+
+def _one_more(examples: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The examples with one more sample."""
+    batch = batch_of(examples)
+
+    def widen(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return torch.cat([value, value[:1]]) if value.shape[0] == batch else value
+        return [*value, value[0]] if isinstance(value, list) else value
+
+    return tuple(map(widen, examples))
+
+
+def _first(
+    model: nn.Module,
+    found: AsFound,
+    examples: tuple[Any, ...],
+    ignored: Sequence[str],
+    on_decision: str,
+    held: tuple[int, ...],
+) -> Recording:
+    """The recording that decides which operations there are: the example itself, in evaluation mode."""
+    if on_decision == "refuse":
+        with suppress(Exception):  # what does not run on shapes alone is run on the example itself
+            return record(model, found, examples, leaves=ignored, held=held, shapes_only=True)
     try:
-        tracer = Tracer(examples, ignored)
-        with evaluating(model), buffers_kept(model):
-            graph = tracer.trace(model)
-        with in_mode(model, True), buffers_kept(model):
-            training = Tracer(examples, ignored).trace(model)
-    except Exception as error:  # tracing runs the user's forward(): anything can come out of it
-        raise GraphError(_blame(model, error)) from error
-    _follow_training_flag(model, graph, training)
-    doubtful = make_functional(model, graph) or _has_hooks(model)
-    module = fx.GraphModule(model, graph, type(model).__name__)
-    for name in [name for name in vars(model) if name.startswith(CONSTANT)]:
-        delattr(model, name)  # the graph has them now
-    recorder = _record(model, module, examples, doubtful)
-    _check_ignored(model, module.graph, ignored)
-    _tidy(module, recorder.shapes)
-    macs = {name: total // examples[0].shape[0] for name, total in recorder.macs.items()}
-    settled = {node.name for node in tracer.settled}
-    return Traced(model, module, recorder.shapes, recorder.numbers, examples, ignored, macs, settled)
+        own_code = on_decision == "stop"
+        return record(model, found, examples, leaves=ignored, held=held, on_decision=on_decision, own_code=own_code)
+    except ValueDecisionError as decision:
+        raise _decides_by_values(model, decision) from decision
+    except GraphError:
+        raise
+    except Exception as error:  # recording runs the user's forward(): anything can come out of it
+        shapes = ", ".join(str(list(x.shape)) for x in tree_leaves(examples))
+        raise GraphError(
+            f"{type(model).__name__} does not run on an input of shape {shapes}{line_of(error)}: {one_line(error)}. It"
+            " wants an input of the shape that it is used with, or is not the model that was meant."
+        ) from error
 
 
-SQUEEZE = ("squeeze", torch.squeeze)
+def _again(
+    model: nn.Module,
+    found: AsFound,
+    inputs: tuple[Any, ...],
+    leaves: Sequence[str],
+    like: Recording,
+    held: Sequence[int],
+) -> Recording | None:
+    """Another recording in evaluation beside the first one; None where the model does not run so."""
+    try:
+        return record(model, found, inputs, leaves=leaves, held=held, like=like, shapes_only=True)
+    except GraphError:
+        raise
+    except Exception:
+        return None
 
 
-def _tidy(module: fx.GraphModule, shapes: dict[str, Shape]) -> None:
-    """Drop parts that nobody reads, such as a maximum's indices, and write out the axes that squeeze() takes away."""
-    for node in reversed(module.graph.nodes):
-        if not node.users and node.target is operator.getitem and node.name in shapes:
-            module.graph.erase_node(node)
-        elif node.op != "call_module" and node.target in SQUEEZE and len(node.args) == 1 and not node.kwargs:
-            before = shapes[node.args[0].name]
-            node.args = (node.args[0], tuple(axis for axis, size in enumerate(before) if size == 1))
-            node.meta["settled"] = True
-    module.recompile()
+def _in_training(
+    model: nn.Module,
+    found: AsFound,
+    inputs: tuple[Any, ...],
+    leaves: Sequence[str],
+    like: Recording,
+    on_decision: str,
+    held: Sequence[int],
+) -> Recording | Exception:
+    """The recording in training mode, or why there is none: what the model said."""
+    again = functools.partial(
+        record, model, found, inputs, training=True, leaves=leaves, held=held, like=like, on_decision=on_decision
+    )
+    try:
+        # What is not computed has no values to decide by, and no gradients.
+        recorded = again(shapes_only=True, computed=on_decision == "fix")
+        return again(computed=True) if "gradients" in recorded.asks else recorded
+    except ValueDecisionError as decision:
+        raise _decides_by_values(model, decision, " in training") from decision
+    except GraphError:
+        raise
+    except Exception as error:  # anything can come out of a user's forward()
+        return error
+
+
+def _why_not_trained(model: nn.Module, found: AsFound, examples: tuple[Any, ...], error: Exception) -> str:
+    """Why the model has no training mode: it does not run in it. One that does must be recorded in it."""
+    try:
+        with found, torch.random.fork_rng([]), torch.enable_grad():
+            model.train()(*examples)
+    except Exception as own_error:
+        return f"{type(model).__name__} does not run on the example in training mode ({one_line(own_error)})"
+    raise GraphError(
+        f"{type(model).__name__} cannot be recorded in training mode{line_of(error)}: {one_line(error)}. Leave the"
+        " submodule that it happens in alone with ignore=[...]."
+    ) from error
+
+
+def _never_trained(model: nn.Module, found: AsFound) -> tuple[str, ...]:
+    with found:
+        switch(model, True)
+        return tuple(name for name, module in found.names.every if not module.training)
+
+
+def _decides_by_values(model: nn.Module, decision: ValueDecisionError, mode: str = "") -> GraphError:
+    return GraphError(
+        f"{type(model).__name__} decides by the values of tensors{mode}: {decision}. Move that out of the model; or"
+        " leave what follows it to the model's own code with on_decision='stop'; or keep what was decided for the"
+        " example with on_decision='fix'."
+    )
+
+
+def _note_growth(first: Recording, base: Recording) -> None:
+    """Note by how much each axis of a value grows with one more sample: ``base`` ran on one more than ``first``."""
+    if base is first:
+        return
+    for twin, node in zip(first.graph.nodes, base.graph.nodes, strict=True):
+        if node.name in base.shapes:
+            pairs = zip(first.shapes[twin.name], base.shapes[node.name], strict=True)
+            node.meta[GROWTH] = tuple(after - before for before, after in pairs)
+
+
+def _check_constants(model: nn.Module, first: Recording, other: Recording) -> None:
+    """What is read as a constant must be one: the other recording ran on other inputs."""
+    for name, tensor in first.constants.items():
+        twin = other.constants.get(name, tensor)
+        if twin is not tensor and not (name in first.made and same_tensor(twin, tensor)):
+            raise GraphError(
+                f"{type(model).__name__} reads a tensor that it computes in a way that cannot be recorded (numpy, a"
+                f" custom autograd function, compiled code){_read_at(first, name)}; use torch's own functions for it."
+            )
+
+
+def _read_at(recording: Recording, name: str) -> str:
+    node = next(node for node in recording.graph.nodes if node.op == "get_attr" and node.target == name)
+    return at(node.meta[LINE])
+
+
+def _write_out_squeezes(base: Recording) -> None:
+    """Write out the axes that squeeze() takes away: of a small network it might take the last channel too."""
+    for node in base.graph.nodes:
+        if node.op != "call_module" and node.target in ("squeeze", torch.squeeze):
+            if len(node.args) == 1 and not node.kwargs:
+                before = base.shapes[node.args[0].name]
+                node.args = (node.args[0], tuple(axis for axis, size in enumerate(before) if size == 1))
+                node.meta["settled"] = True
 
 
 def _check_ignored(model: nn.Module, graph: fx.Graph, ignored: Sequence[str]) -> None:
     nodes = {node.name for node in graph.nodes} | {node.target for node in graph.nodes if node.op == "call_module"}
     for name in ignored:
-        if name not in nodes:
+        if name not in nodes and not name.startswith(tuple(f"{other}." for other in ignored)):
             modules = [module for module, _ in model.named_modules() if module]
             why = "is never called on its own" if name in modules else "is no part of the model"
             raise GraphError(f"ignore: '{name}' {why}.{nearest(name, modules)} Name a module, or a node of a refusal.")
 
 
-def _follow_training_flag(model: nn.Module, graph: fx.Graph, training: fx.Graph) -> None:
-    """Let arguments that are False in evaluation and True in training, as of F.dropout, follow the network's mode.
-
-    Whatever else differs between the two modes would be lost in one graph, and is refused.
-    """
-    differ = GraphError(
-        f"{type(model).__name__}.forward() takes another way in training than in evaluation (auxiliary outputs, noise,"
-        " stochastic depth?), which one graph cannot hold; build the model without that part."
-    )
-    if len(graph.nodes) != len(training.nodes):
-        raise differ
-    twins = dict(zip(graph.nodes, training.nodes, strict=True))
-
-    def merge(node: fx.Node, here: Any, there: Any) -> Any:
-        if here is False and there is True:
-            with graph.inserting_before(node):
-                return graph.get_attr("training")
-        if isinstance(here, tuple | list) and type(here) is type(there) and len(here) == len(there):
-            return type(here)(merge(node, a, b) for a, b in zip(here, there, strict=True))
-        same = twins.get(here) is there if isinstance(here, fx.Node) else repr(here) == repr(there)
-        if not same:
-            raise differ
-        return here
-
-    for node, twin in twins.items():
-        if (node.op, node.target, node.kwargs.keys()) != (twin.op, twin.target, twin.kwargs.keys()):
-            raise differ
-        node.args = merge(node, node.args, twin.args)
-        node.kwargs = {key: merge(node, value, twin.kwargs[key]) for key, value in node.kwargs.items()}
-
-
-class _Recorder(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.extra_traceback = False
-        self.macs: dict[str, int] = {}
-        self.shapes: dict[str, Shape] = {}
-        self.numbers: dict[str, Any] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        with MacCounter() as counter:
-            value = super().run_node(n)
-        self.macs[n.name] = counter.macs
-        if isinstance(value, Tensor):
-            self.shapes[n.name] = tuple(value.shape)
-        elif isinstance(value, int | torch.Size | torch.dtype | torch.device):
-            self.numbers[n.name] = value
-        return value
-
-
-def _has_hooks(model: nn.Module) -> bool:
-    """Hooks may change what a module returns, and the graph knows nothing of those on modules it looks into."""
-    return any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-def _record(model: nn.Module, module: fx.GraphModule, examples: tuple[Tensor, ...], doubtful: bool) -> _Recorder:
-    """Run the graph on random inputs of the examples' shapes; if ``doubtful``, the model too: they must agree."""
-    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-    if len(examples) > len(inputs):
-        raise GraphError(f"The model takes {len(inputs)} inputs; {len(examples)} examples were given.")
-    generator = torch.Generator().manual_seed(0)  # the caller's random state is not ours to advance
-    randoms = tuple(
-        torch.randn(x.shape, generator=generator).to(x) if x.is_floating_point() else x.clone() for x in examples
-    )
-    recorder = _Recorder(module)
-    try:
-        with evaluating(model), evaluating(module), torch.inference_mode():
-            truth = model(*(x.clone() for x in randoms)) if doubtful else None
-            with copying(model):
-                found = recorder.run(*randoms)
-    except Exception as error:  # the user's operations on the user's input
-        shapes = ", ".join(str(list(x.shape)) for x in examples)
-        raise GraphError(
-            f"The model does not run on an input of shape {shapes}: {one_line(error)}. It wants an input of the shape"
-            " that it is used with, or is not the model that was meant."
-        ) from error
-    pairs = zip(tree_leaves(truth if doubtful else found), tree_leaves(found), strict=True)
-    tensors = [(a.double(), b.double()) for a, b in pairs if isinstance(a, Tensor)]
-    if not all(torch.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True) for a, b in tensors):
-        raise GraphError(
-            f"{type(model).__name__} computes something else than its traced graph: it changes a value in place while a"
-            " view or an alias of it is still read (use the copying form of that operation), or hooks change what its"
-            " modules return (remove them)."
-        )
-    return recorder
-
-
-def _blame(model: nn.Module, error: Exception) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(NOT_THE_MODELS)]
-    place = f" at {Path(own[-1].filename).name}:{own[-1].lineno} (`{own[-1].line}`)" if own else ""
-    return (
-        f"{type(model).__name__} cannot be traced{place}: {one_line(error)}."
-        " Its forward() must not branch or loop on the values of tensors; move such code outside of the model,"
-        " or mark the function that holds it with torch.fx.wrap."
-    )
-
-
-def function_name(target: Any) -> str:
-    """A function, or the name of a tensor method, as users write it."""
-    if isinstance(target, str):
-        return f"Tensor.{target}"
-    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}".lstrip(".")
-
-
-def lend_constants(traced: Traced, root: nn.Module) -> None:
-    """Give a module that runs the graph the tensors that forward() makes of nothing, or holds as plain attributes."""
-    for node in traced.module.graph.nodes:
-        if node.op == "get_attr" and "." not in node.target and not hasattr(root, node.target):
-            root.register_buffer(node.target, getattr(traced.module, node.target), persistent=False)
+def is_fact(node: fx.Node) -> bool:
+    """Whether a value follows from the shapes and types of tensors alone, not from what they hold."""
+    return FACT in node.meta or node.target is whole_shape
 
 
 def attribute(model: nn.Module, target: str) -> Any:

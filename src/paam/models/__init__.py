@@ -58,7 +58,7 @@ def build_model(name: str, *, num_classes: int, in_channels: int) -> nn.Module:
     arguments = {key: value for key, value in offered.items() if takes_all or key in accepted}
     try:
         model = factory(**arguments)
-    except Exception as error:  # user code: whatever it raises is theirs to read, in one line
+    except (Exception, SystemExit) as error:  # user code: whatever it raises is theirs to read, in one line
         given = ", ".join(f"{key}={value}" for key, value in arguments.items())
         raise RecipeError(
             f"The model '{name}' could not be built, {type(error).__name__}: {one_line(error)};"
@@ -71,16 +71,19 @@ def build_model(name: str, *, num_classes: int, in_channels: int) -> nn.Module:
 
 def _import_factory(name: str):  # type: ignore[no-untyped-def]  # anything callable that a user has written
     module_name, _, attribute = name.partition(":")
-    # As `python -m` does: a user's model.py beside the recipe they run is importable.
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+    # A user's model.py beside the recipe they run is importable. Afterwards installed packages come before that folder.
+    sys.path.insert(0, here := str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RecipeError(
             f"The model '{name}' needs the module '{module_name}', which cannot be imported"
             f" ({type(error).__name__}: {one_line(error)}); run where it is importable, or set PYTHONPATH."
         ) from error
+    finally:
+        sys.path.remove(here)
+        if here not in sys.path:
+            sys.path.append(here)
     if not callable(factory := getattr(module, attribute, None)):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise RecipeError(f"The module '{module_name}' has no function '{attribute}'.{nearest(attribute, known)}")

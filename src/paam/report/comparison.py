@@ -14,8 +14,7 @@ from paam.report.facts import Facts
 from paam.report.figures import Line, Mark, Plot, polyline
 from paam.report.headline import against_dense, recipe_rows
 from paam.report.scales import linear
-from paam.report.values import text
-from paam.report.words import NOTHING, TIMES, signed
+from paam.views.format import NOTHING, TIMES, signed
 
 PUBLISHED = {  # accuracy, parameters removed, FLOPs removed, in percent: arXiv 2210.11114
     "resnet56": {
@@ -79,9 +78,10 @@ def families(runs: Sequence[Facts]) -> list[Family]:
         found.setdefault(key, []).append((number, run))
     flat = [_flat(members[0][1].recipe) for members in found.values()]
     shared = Counter(pair for keys in flat for pair in keys.items())
+    half = sum(map(bool, flat)) / 2  # of those that are known
     named = []
     for members, keys in zip(found.values(), flat, strict=True):
-        apart = ", ".join(f"{key} = {value}" for key, value in keys.items() if shared[key, value] <= len(flat) / 2)
+        apart = ", ".join(f"{key} = {value}" for key, value in keys.items() if shared[key, value] <= half)
         for seeds, note in _by_seed(members):
             numbers, together = [number for number, _ in seeds], [run for _, run in seeds]
             named.append(Family(_together(together), numbers, together, apart, note))
@@ -104,7 +104,7 @@ def _by_seed(members: Sequence[tuple[int, Facts]]) -> list[tuple[list[tuple[int,
     """Runs of one recipe, by their numbers: its finished seeds together, and each run that is no further seed."""
     seeds: dict[str, tuple[int, Facts]] = {}
     for number, run in members:
-        if run.finished and run.start.get("seed") is not None:
+        if run.finished:
             seeds.setdefault(_seed(run), (number, run))
     rows = [(list(seeds.values()), "")] if seeds else []
     taken = {number for number, _ in seeds.values()}
@@ -112,16 +112,15 @@ def _by_seed(members: Sequence[tuple[int, Facts]]) -> list[tuple[list[tuple[int,
         if number in taken:
             continue
         notes = [] if run.finished else [f"failed: {run.failure}" if run.failure else "not finished"]
-        if len(members) > 1 and run.start.get("seed") is None:
-            notes.append("its seed is not recorded")
-        elif same := seeds.get(_seed(run)):
+        if same := seeds.get(_seed(run)):
             notes.append(f"the same recipe and seed as {same[1].name}")
         rows.append(([(number, run)], ", ".join(notes)))
     return rows
 
 
 def _seed(run: Facts) -> str:
-    return json.dumps(run.start.get("seed"), sort_keys=True)
+    """Unknown where the start is lost; such a run is never grouped with others."""
+    return "?" if run.start is None else str(run.start.seed)
 
 
 def _flat(recipe: Any) -> dict[str, str]:
@@ -138,18 +137,14 @@ def _flat(recipe: Any) -> dict[str, str]:
 def row(family: Family) -> list[Cell]:
     """One row of the table, in the order of COLUMNS; several seeds give mean ± standard deviation."""
     runs = family.runs
-    fair = [
-        run.pruned.accuracy - run.dense.accuracy
-        for run in runs
-        if run.fair and run.pruned.accuracy is not None and run.dense.accuracy is not None
-    ]
+    fair = [run.end.pruned.accuracy - run.end.dense.accuracy for run in runs if run.end is not None and run.fair]
     epochs = [len(run.own_epochs) for run in runs]
     gain = Cell(against_dense(runs[0]), None)
     if fair:
         gain = spread(fair, lambda mean: f"{signed(mean)} points")
     return [
-        Cell(", ".join(text(run.start.get("seed")) or "?" for run in runs), float(len(runs))),
-        spread([run.pruned.accuracy for run in runs], lambda mean: f"{mean:.2f} %"),
+        Cell(", ".join(map(_seed, runs)), float(len(runs))),
+        spread([run.end.pruned.accuracy if run.end else None for run in runs], lambda mean: f"{mean:.2f} %"),
         gain,
         spread([_removed(run.kept_params) for run in runs], lambda mean: f"{signed(mean, 1)} %", 1),
         spread([_removed(run.kept_macs) for run in runs], lambda mean: f"{signed(mean, 1)} %", 1),
@@ -174,7 +169,7 @@ def spread(values: Sequence[float | None], show: Any, digits: int = 2) -> Cell:
 
 def published(runs: Sequence[Facts]) -> dict[str, tuple[float, float]]:
     """The paper's points for networks that have one here, CIFAR-10 only: label -> (share of MACs kept, accuracy)."""
-    shown = {run.model for run in runs if run.data == "cifar10" and run.pruned.accuracy is not None}
+    shown = {run.model for run in runs if run.data == "cifar10" and run.finished}
     models = [model for model in PUBLISHED if model in shown]
     points = {}
     for model in models:
@@ -192,21 +187,21 @@ def plane(found: Sequence[Family]) -> Plot | None:
     lines = []
     for family in found:
         ours = [
-            (100 * run.kept_macs, run.pruned.accuracy, number, run)
+            (100 * run.end.pruned.macs / run.end.dense.macs, run.end.pruned.accuracy, number, run, run.end)
             for number, run in zip(family.numbers, family.runs, strict=True)
-            if run.kept_macs is not None and run.pruned.accuracy is not None
+            if run.end is not None
         ]
-        numbers = [str(number) for _, _, number, _ in ours]
+        numbers = [str(number) for _, _, number, *_ in ours]
         label = ", ".join(numbers if len(numbers) < MANY else [*numbers[:2], "…", numbers[-1]])
         name = family.label if few and len(family.label) <= LONGEST_NAME else ""
-        for place, (x, y, _, run) in enumerate(sorted(ours, key=lambda one: -one[1])):
+        for place, (x, y, _, run, end) in enumerate(sorted(ours, key=lambda one: -one[1])):
             told = ("", "") if place else (label, name)  # seeds share a label, at the best of them
             points.append((x, y, "ours", f"{run.name}: {y:.2f} % at {x:.1f} % of MACs", *told))
-            if run.fair and run.dense.accuracy is not None:
-                tip = f"dense control of {run.name}: {run.dense.accuracy:.2f} %, trained for the same epochs"
-                points.append((100.0, run.dense.accuracy, "control", tip, "", ""))
+            if run.fair:
+                tip = f"dense control of {run.name}: {end.dense.accuracy:.2f} %, trained for the same epochs"
+                points.append((100.0, end.dense.accuracy, "control", tip, "", ""))
         if len(ours) > 1:
-            lines.append(sorted((x, y) for x, y, _, _ in ours))
+            lines.append(sorted((x, y) for x, y, *_ in ours))
     if not points:
         return None
     points += [

@@ -6,32 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paam.record import SAME_EPOCHS, Event
-from paam.report.values import mapping, share, text
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One epoch, counted from 1. Accuracy in percent; kept shares from 0 to 1; None where nothing was recorded."""
-
-    number: int
-    phase: str
-    cycle: int
-    loss: float | None
-    accuracy: float | None
-    kept_params: float | None
-    kept_macs: float | None
-    seconds: float | None
+from paam.events import Cost, End, Epoch, Outcome, Start, Widths, setting
 
 
 @dataclass(frozen=True)
 class Cycle:
-    """One selection. ``accuracy`` in percent right after the cut; ``kept`` maps a group to (kept, width)."""
+    """One selection. ``accuracy`` in percent right after the cut; ``threshold``: None where it is infinite, too."""
 
     number: int
     scores: dict[str, list[float]] = field(default_factory=dict)
     threshold: float | None = None
-    kept: dict[str, tuple[int, int]] = field(default_factory=dict)
+    kept: Widths = field(default_factory=dict)
     kept_params: float | None = None
     kept_macs: float | None = None
     accuracy: float | None = None
@@ -49,40 +34,29 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What was measured of a network at the end: accuracy in percent, counts, milliseconds (median, low, high)."""
-
-    accuracy: float | None = None
-    params: int | None = None
-    macs: int | None = None
-    latency: tuple[float, float, float] | None = None
-
-
-@dataclass(frozen=True)
 class Facts:
-    """Everything a report shows of one run."""
+    """Everything a report shows of one run. ``start``: None where a damaged record has lost it."""
 
     name: str
-    start: Event
+    start: Start | None
     epochs: list[Epoch]
+    """In order, one of each number."""
     cycles: list[Cycle]
-    dense: Outcome
-    pruned: Outcome
-    trained: str
-    """How long the dense network was trained, in the record's words; empty when not known."""
-    latency_batch: int | None
-    kept: dict[str, tuple[int, int]]
-    streams: frozenset[str]
-    finished: bool
+    end: End | None
     failure: str
     """Why the run ended early, if an error ended it."""
     problems: list[str]
     changes: list[Change]
 
     @property
+    def finished(self) -> bool:
+        return self.end is not None
+
+    @property
     def recipe(self) -> Mapping[str, Any]:
-        """As it was at the end, with what was changed on the way."""
-        tree = {key: dict(value) if isinstance(value, dict) else value for key, value in self._begun_with.items()}
+        """As it was at the end, with what was changed on the way; empty where it is not known."""
+        begun_with = {} if self.start is None else self.start.recipe
+        tree = {key: dict(value) if isinstance(value, dict) else value for key, value in begun_with.items()}
         for change in self.changes:
             section, _, key = change.key.partition(".")
             if isinstance(tree.get(section), dict) and key:
@@ -91,26 +65,51 @@ class Facts:
                 tree[section] = change.now
         return tree
 
-    @property
-    def _begun_with(self) -> Mapping[str, Any]:
-        return mapping(self.start.get("recipe"))
+    def setting(self, key: str) -> Any:
+        """A value of the recipe by a key such as "model.name"; None where it has none."""
+        return setting(self.recipe, key)
 
     @property
     def model(self) -> str:
-        return text(mapping(self.recipe.get("model")).get("name")) or "unknown network"
+        return str(self.setting("model.name") or "unknown network")
 
     @property
     def data(self) -> str:
-        return text(mapping(self.recipe.get("data")).get("name")) or "unknown data"
+        return str(self.setting("data.name") or "unknown data")
+
+    @property
+    def dense(self) -> Outcome | None:
+        return None if self.end is None else self.end.dense
+
+    @property
+    def pruned(self) -> Outcome | None:
+        return None if self.end is None else self.end.pruned
+
+    @property
+    def dense_cost(self) -> Cost | None:
+        """Known from the start on."""
+        return None if self.start is None else self.start.dense
 
     @property
     def kept_macs(self) -> float | None:
         """Share of the dense network's MACs that the finished network needs."""
-        return share(self.pruned.macs, self.dense.macs)
+        return None if self.end is None else self.end.pruned.macs / self.end.dense.macs
 
     @property
     def kept_params(self) -> float | None:
-        return share(self.pruned.params, self.dense.params)
+        return None if self.end is None else self.end.pruned.params / self.end.dense.params
+
+    @property
+    def kept(self) -> Widths:
+        """What the layers keep at the end, or by the last selection."""
+        widths = [cycle.kept for cycle in self.cycles] + ([] if self.end is None else [self.end.kept_filters])
+        return next((kept for kept in reversed(widths) if kept), {})
+
+    @property
+    def streams(self) -> frozenset[str]:
+        """Groups that write into a residual stream."""
+        groups = {} if self.start is None else self.start.groups
+        return frozenset(name for name, group in groups.items() if group.stream)
 
     @property
     def own_epochs(self) -> list[Epoch]:
@@ -119,13 +118,13 @@ class Facts:
 
     @property
     def fair(self) -> bool:
-        return self.trained == SAME_EPOCHS
+        """Whether the dense network was trained for as many epochs."""
+        return self.end is not None and self.end.dense.trained == "as long"
 
     @property
     def seconds(self) -> float:
-        return sum(epoch.seconds or 0 for epoch in self.epochs)
+        return sum(epoch.seconds for epoch in self.epochs)
 
     @property
     def speed_up(self) -> float | None:
-        dense, pruned = self.dense.latency, self.pruned.latency
-        return dense[0] / pruned[0] if dense and pruned else None
+        return None if self.end is None else self.end.dense.latency_ms.median / self.end.pruned.latency_ms.median

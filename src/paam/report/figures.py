@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from paam.report.facts import Cycle, Epoch, Facts
+from paam.events import Epoch
+from paam.report.facts import Cycle, Facts
 from paam.report.scales import Axis, Tick, linear, logarithmic, round_step
 
 PHASES = {
@@ -42,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point with words: ``label`` stands beside it, ``tip`` is what hovering, focus or a tap shows."""
+    """A point with words: ``label`` is printed next to it, ``tip`` is what hovering, focus or a tap shows."""
 
     left: float
     top: float
@@ -96,12 +97,11 @@ def _alone(parts: Sequence[str], index: int) -> bool:
 def curves(facts: Facts) -> dict[str, Plot]:
     """Loss and accuracy over the epochs, the phases shaded."""
     epochs = facts.epochs
-    x = Axis(epochs[0].number - 0.5, max(epochs[-1].number, epochs[0].number + 1) + 0.5)
-    losses = [e.loss for e in epochs if e.loss is not None]
+    x = Axis(epochs[0].epoch + 0.5, max(epochs[-1].epoch, epochs[0].epoch + 1) + 1.5)
     seen = [e.accuracy for e in epochs if e.accuracy is not None]
     bands, stages = _bands(epochs, x)
     plots = {}
-    y = logarithmic(losses)
+    y = logarithmic([e.loss for e in epochs])
     scale = ", log scale" if y.log else ""
     lines = [Line(kind, polyline(points)) for kind, points in _lines(epochs, "loss", x, y)]
     plots["loss"] = Plot("", f"training loss{scale}", x.ticks, y.ticks, lines, bands, stages)
@@ -115,15 +115,17 @@ def curves(facts: Facts) -> dict[str, Plot]:
 
 def monitor(facts: Facts) -> str:
     """Which samples the accuracy per epoch was measured on."""
-    return {"holdout": "held-out samples", "test": "test set"}.get(str(facts.start.get("monitor")), "set not recorded")
+    if facts.start is None:
+        return "set not recorded"
+    return {"holdout": "held-out samples", "test": "test set"}[facts.start.monitor]
 
 
 def _lines(
     epochs: Sequence[Epoch], key: str, x: Axis, y: Axis
 ) -> Iterable[tuple[str, list[tuple[float, float] | None]]]:
-    """The network's own curve, and the dense control's beside it."""
+    """The network's own curve, and that of the dense control."""
     for kind, dense in (("main", False), ("dense", True)):
-        values = [(e.number, getattr(e, key)) for e in epochs if (e.phase == "control") == dense]
+        values = [(e.epoch + 1, getattr(e, key)) for e in epochs if (e.phase == "control") == dense]
         points = [None if v is None else (x.place(number), y.place(v)) for number, v in values]
         if points:
             yield kind, points
@@ -133,7 +135,7 @@ def _bands(epochs: Sequence[Epoch], x: Axis) -> tuple[list[Band], list[Band]]:
     """Shades phase by phase, and labelled stretches: warm-up, all cycles, fine-tune, control."""
 
     def band(run: list[Epoch], kind: str, label: str) -> Band:
-        left, right = x.place(run[0].number - 0.5), x.place(run[-1].number + 0.5)
+        left, right = x.place(run[0].epoch + 0.5), x.place(run[-1].epoch + 1.5)
         return Band(left, round(right - left, 2), kind, label)
 
     shades = [
@@ -150,7 +152,14 @@ def _bands(epochs: Sequence[Epoch], x: Axis) -> tuple[list[Band], list[Band]]:
 def curve_data(facts: Facts) -> list[list[Any]]:
     """What hovering over the curves tells, per epoch: number, phase, cycle, loss, accuracy, share of MACs kept."""
     return [
-        [e.number, PHASES.get(e.phase, e.phase), e.cycle, _short(e.loss, 4), _short(e.accuracy, 2), _short(e.kept_macs)]
+        [
+            e.epoch + 1,
+            PHASES.get(e.phase, e.phase),
+            e.cycle,
+            round(e.loss, 4),
+            _short(e.accuracy, 2),
+            round(e.kept_macs, 4),
+        ]
         for e in facts.epochs
     ]
 

@@ -72,7 +72,7 @@ def _decades(low: float, high: float) -> list[float]:
 
 
 def _labels(values: list[float]) -> list[str]:
-    """Labels of one length behind the point; thousands get their comma."""
+    """Labels with as many decimals each; thousands get their comma."""
     if len(values) < 2:
         return [f"{value:g}" for value in values]
     digits = max(0, -math.floor(math.log10(values[1] - values[0]) + 1e-9))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from paam.report.facts import Facts
 from paam.report.figures import Line, Mark, Plot, monitor, polyline
 from paam.report.scales import Axis, Tick, linear
-from paam.report.words import signed
+from paam.views.format import signed
 
 APART = 0.18
 """How far the dense control stands from the other stages, as a share of their number."""
@@ -68,7 +68,7 @@ def stage_plot(facts: Facts, found: list[Stage]) -> Plot | None:
     if len(found) < 2:
         return None
     steps = [float(i) for i in range(len(found))]
-    if found[-1].kind == "control":  # apart from the others, so that its label has room beside the one before
+    if found[-1].kind == "control":  # apart from the others, so that its label has room next to the one before
         steps[-1] = steps[-2] + max(1.0, APART * len(found))
     x = Axis(-0.8, steps[-1] + 0.6)
     y = linear((stage.accuracy for stage in found), least=1)

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from paam.errors import DataError
 from paam.graph.modes import evaluating
-from paam.schedule import PhaseName, is_over
-from paam.train.capture import CapturedStep, Step
+from paam.train.cuda.capture import CapturedStep, Step
 
 
 def accuracy(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
@@ -24,11 +23,14 @@ class Monitor:
     def __init__(self, batches: Iterable[tuple[Tensor, Tensor]], *, bfloat16: bool, capture: bool) -> None:
         self.batches = batches
         self.bfloat16, self.capture = bfloat16, capture
-        self._counts: dict[PhaseName, Step] = {}
+        self._model: nn.Module | None = None
+        self._counts: dict[str, Step] = {}
+        """Of that model, by name of the phase: its gates differ."""
 
-    def __call__(self, model: nn.Module, phase: PhaseName) -> float:
-        for over in [earlier for earlier in self._counts if is_over(earlier, phase)]:
-            del self._counts[over]  # a captured one holds a GPU's memory
+    def __call__(self, model: nn.Module, phase: str) -> float:
+        if model is not self._model:
+            self._model = model
+            self._counts.clear()  # a captured one holds a GPU's memory
         if phase not in self._counts:
 
             def count(images: Tensor, labels: Tensor) -> Tensor:

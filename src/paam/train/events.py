@@ -6,28 +6,27 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from paam.record import Event
-from paam.select import Selection
+from paam.events import Scores, Selected
+from paam.pruning.select import Selection
 
 
-def scores_event(scores: Mapping[str, Tensor], epoch: int, cycle: int) -> Event:
+def scores_event(scores: Mapping[str, Tensor], epoch: int, cycle: int) -> Scores:
     """``scores``: group name -> [width]."""
     values = {name: [_seven_digits(score) for score in group.tolist()] for name, group in scores.items()}
-    return {"event": "scores", "epoch": epoch, "cycle": cycle, "scores": values}
+    return Scores(epoch, cycle, values)
 
 
-def selection_event(selection: Selection, epoch: int, cycle: int, accuracy: float | None) -> Event:
+def selection_event(selection: Selection, epoch: int, cycle: int, accuracy: float | None) -> Selected:
     """``accuracy``: before the weights adapt, what the cut itself costs."""
-    return {
-        "event": "selection",
-        "epoch": epoch,
-        "cycle": cycle,
-        "threshold": None if selection.threshold is None else _seven_digits(selection.threshold),
-        "kept_params": selection.kept_params,
-        "kept_macs": selection.kept_macs,
-        "kept_filters": selection.plan.counts,
-        "accuracy": accuracy,
-    }
+    return Selected(
+        epoch=epoch,
+        cycle=cycle,
+        threshold=None if selection.threshold is None else _seven_digits(selection.threshold),
+        kept_params=selection.kept_params,
+        kept_macs=selection.kept_macs,
+        kept_filters=selection.plan.counts,
+        accuracy=accuracy,
+    )
 
 
 def _seven_digits(value: float) -> float:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from paam.errors import RecipeError
+from paam.graph.rewired import as_graph_model
 from paam.graph.trace import trace
-from paam.pruner import Pruner
-from paam.schedule import PhaseName
+from paam.pruning.pruner import Pruner
 from paam.train.flat import FlatParameters, RoundedWeights
 from paam.train.packing import Packed, pack, unpack
+from paam.train.phase import Phase
 
 
 class Networks:
@@ -22,51 +23,74 @@ class Networks:
 
     def __init__(self, pruner: Pruner, *, masked: bool = False, bfloat16: bool = False, fused: bool = False) -> None:
         self.pruner = pruner
-        self.masked, self.bfloat16, self.fused = masked, bfloat16, fused
+        self.masked, self.bfloat16, self.with_kernels = masked, bfloat16, fused
+        self.on_gpu = next(pruner.model.parameters()).is_cuda
         self.small: nn.Module | None = None
         self.control: nn.Module | None = None
         self._dense = pack({})
         self.teacher_state: dict[str, Tensor] | None = None
         self._flats: dict[str, FlatParameters] = {}
         self._rounded: dict[str, RoundedWeights | None] = {}
-        self._quick: dict[nn.Module, nn.Module] = {}
+        self._fast: dict[nn.Module, nn.Module] = {}
         # At once: a step or an evaluation that is captured later must find parameters where they will stay.
         for kind in ("gated", "scorers") if pruner.scorer_parameters() else ("gated",):
             self._flat(kind)
 
-    def of(self, phase: PhaseName) -> nn.Module:
+    def kind(self, phase: Phase) -> str:
+        """Which network a phase trains or scores; the small one may still lie inside of the gated one."""
+        return "gated" if phase.network == "small" and self.masked else phase.network
+
+    def of(self, phase: Phase) -> nn.Module:
         """The network that a phase trains or scores."""
-        model = {"gated": self.pruner.model, "small": self.small, "control": self.control}[self._kind(phase)]
+        model = {"gated": self.pruner.model, "small": self.small, "control": self.control}[self.kind(phase)]
         assert model is not None
         return model
 
-    def quick(self, phase: PhaseName) -> nn.Module:
+    def make(self, phase: Phase) -> None:
+        """The network of a phase that begins, where there is none yet."""
+        if phase.network == "small" and not self.masked:
+            self.cut_out()
+        elif phase.network == "control" and self.control is None:
+            self.control = self.dense()
+
+    def cut_out(self) -> None:
+        """Make the small network, unless it is there."""
+        if self.small is None:
+            self.small = self.pruner.compact()
+
+    def is_fused(self, phase: Phase) -> bool:
+        """Whether kernels of our own run in a phase's network."""
+        return self.fast(phase) is not self.of(phase)
+
+    def fast(self, phase: Phase) -> nn.Module:
         """The same network as it is run during training: with fused kernels where there are some for it."""
         model = self.of(phase)
-        if model not in self._quick:
-            self._quick[model] = self._fused(model)
-        return self._quick[model]
+        if model not in self._fast:
+            self._fast[model] = self._fused(model)
+        return self._fast[model]
 
     def _fused(self, model: nn.Module) -> nn.Module:
-        if not self.fused:
+        if not self.with_kernels:
             return model
-        from paam.train.fused import fused  # Triton is there on GPUs only
+        from paam.train.cuda.fused import fused  # Triton is there on GPUs only
 
         traced = self.pruner.network.traced
-        network = model if isinstance(model, fx.GraphModule) else trace(model, traced.examples, traced.ignore).module
-        quick = fused(network)
-        quick.training = model.training
-        return model if quick is network else quick
+        as_it_is = isinstance(model, fx.GraphModule)
+        network = model if as_it_is else as_graph_model(trace(model, traced.examples, traced.ignore))
+        assert isinstance(network, fx.GraphModule)
+        faster = fused(network)
+        faster.training = model.training
+        return model if faster is network else faster
 
-    def trained(self, phase: PhaseName) -> FlatParameters:
+    def trained(self, phase: Phase) -> FlatParameters:
         """The parameters that a phase moves. To be asked for outside of the phase, which freezes others."""
-        return self._flat("scorers" if phase == "score" else self._kind(phase))
+        return self._flat("scorers" if phase.trains == "scorers" else self.kind(phase))
 
-    def rounded(self, phase: PhaseName) -> RoundedWeights | None:
+    def rounded(self, phase: Phase) -> RoundedWeights | None:
         """The bfloat16 weights that a phase's network reads; None where it computes in its own precision."""
         if not self.bfloat16:
             return None
-        kind = self._kind(phase)
+        kind = self.kind(phase)
         if kind not in self._rounded:
             flat = self._flat(kind)
             fits = [block.dtype for block in flat.blocks] == [torch.float32]
@@ -93,12 +117,12 @@ class Networks:
         if self.teacher_state is not None:
             teacher.load_state_dict(self.teacher_state)
         teacher.eval().requires_grad_(False)
-        quick = self._fused(teacher) if fused else teacher
+        faster = self._fused(teacher) if fused else teacher
         if self.bfloat16:
             for parameter in teacher.parameters():
                 if parameter.dim() > 1:  # as RoundedWeights does, but once
                     parameter.data = parameter.data.bfloat16()
-        return quick
+        return faster
 
     def state(self, *, scored: bool) -> dict[str, Packed]:
         """Weights of what is still needed, as "network/part". ``scored``: scores are still to be learned."""
@@ -143,11 +167,6 @@ class Networks:
         if "control" in whole:
             self.control = self.dense()
             self.control.load_state_dict(whole["control"])
-
-    def _kind(self, phase: PhaseName) -> str:
-        if phase == "finetune":
-            return "gated" if self.masked else "small"
-        return "control" if phase == "control" else "gated"
 
     def _flat(self, kind: str) -> FlatParameters:
         if kind not in self._flats:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paam.settings import OptimizerSettings
+from paam.config.settings import OptimizerSettings
 from paam.train.flat import FlatParameters
 from paam.train.packing import Packed, copy_by_name, pack
 

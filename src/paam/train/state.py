@@ -6,35 +6,36 @@ from typing import Any
 
 from torch import Tensor
 
-from paam.plan import Plan
-from paam.schedule import BEFORE_FINETUNE, phase_at
-from paam.select import Selection
+from paam.graph.plan import Plan
+from paam.pruning.select import Selection
 from paam.train.engine import Engine
+from paam.train.mid_epoch import Pause
 from paam.train.optimizers import load_optimizer_state, optimizer_state
 from paam.train.packing import as_tensors, from_tensors, pack
-from paam.train.pause import Pause
+from paam.train.phase import place_of
 
 
 def engine_state(engine: Engine, epoch: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and plain data that :func:`restore_engine` needs to go on with ``epoch``, or in it after a stop."""
-    current = phase_at(engine.recipe.schedule, epoch - (engine.pause is None)).name
-    alternating = current in BEFORE_FINETUNE
-    parts = engine.networks.state(scored=alternating)
-    for name, optimizer in engine.optimizers.items():
-        if name == current or (alternating and name in ("score", "weight")):
-            remembered = optimizer_state(optimizer, engine.networks.trained(name))
-            parts |= {f"optimizer/{name}/{key}": packed for key, packed in remembered.items()}
-    if current in engine.averages:
-        parts |= {f"average/{key}": packed for key, packed in engine.averages[current].state().items()}
+    place = place_of(engine.phases, epoch - (engine.pause is None))
+    by_name = {phase.name: phase for phase in engine.phases}
+    gated = any(phase.network == "gated" for phase in engine.phases[place.number :])
+    parts = engine.networks.state(scored=gated)
+    for name in [name for name in engine.optimizers if name in engine.names_from(place.number)]:
+        remembered = optimizer_state(engine.optimizers[name], engine.networks.trained(by_name[name]))
+        parts |= {f"optimizer/{name}/{key}": packed for key, packed in remembered.items()}
+    if place.phase.name in engine.emas:
+        mean = engine.emas[place.phase.name].state()
+        parts |= {f"average/{key}": packed for key, packed in mean.items()}
     chosen = engine.pruner.selection
     header: dict[str, Any] = {  # not by asdict(), which copies the plan filter by filter
         "selection": None if chosen is None else {**vars(chosen), "plan": chosen.plan.to_json()}
     }
-    if not alternating:
+    if not gated:
         header["masked"] = engine.networks.masked
     if engine.pause is not None:
         parts["pause"] = pack(engine.pause.tensors())
-        header["seconds"] = engine.pause.seconds
+        header |= {"seconds": engine.pause.seconds, "steps": engine.batches.steps}
     tensors, header["layouts"] = as_tensors(parts)
     return tensors, header
 
@@ -47,16 +48,17 @@ def restore_engine(engine: Engine, epoch: int, tensors: dict[str, Tensor], heade
     parts = from_tensors(tensors, header["layouts"])
     # A fine-tune goes on as it was begun, on whatever device.
     engine.networks.masked = header.get("masked", engine.networks.masked)
-    current = phase_at(engine.recipe.schedule, epoch - ("pause" not in parts)).name
-    engine.networks.restore(parts, scored=current in BEFORE_FINETUNE)
-    if (mean := _part(parts, "average/")) and (average := engine.average(current)):
-        average.restore(mean)
+    place = place_of(engine.phases, epoch - ("pause" not in parts))
+    engine.networks.restore(parts, scored=any(phase.network == "gated" for phase in engine.phases[place.number :]))
+    if (mean := _part(parts, "average/")) and (ema := engine.ema(place.phase)):
+        ema.restore(mean)
     if "pause" in parts:
         device = next(engine.pruner.model.parameters()).device
         engine.pause = Pause.from_tensors(parts["pause"], header["seconds"], device)
-    begun = epoch + (engine.pause is not None)
-    for phase in {phase_at(engine.recipe.schedule, number).name for number in range(begun)}:
-        if remembered := _part(parts, f"optimizer/{phase}/"):
+        if header["steps"] != engine.batches.steps:  # of another size of batches, or of other data
+            engine.pause = engine.pause.rescaled(header["steps"], engine.batches.steps)
+    for phase in {phase.name: phase for phase in engine.phases[: place.number + 1]}.values():
+        if remembered := _part(parts, f"optimizer/{phase.name}/"):
             load_optimizer_state(engine.optimizer(phase), engine.networks.trained(phase), remembered)
 
 

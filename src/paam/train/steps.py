@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paam.settings import DistillSettings, TrainSettings
-from paam.train.average import Average
-from paam.train.beside import beside, join
-from paam.train.capture import CapturedStep, Step
+from paam.config.settings import DistillSettings, TrainSettings
+from paam.train.cuda.capture import CapturedStep, Step
+from paam.train.cuda.side_stream import beside, join
+from paam.train.ema import EMA
 from paam.train.flat import FlatParameters, RoundedWeights
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -31,11 +31,11 @@ def make_loss(
     penalty: Callable[[], Tensor] | None = None,
     teacher: nn.Module | None = None,
     distill: DistillSettings | None = None,
-    at_once: bool = False,
+    concurrent: bool = False,
 ) -> Loss:
     """Cross-entropy, with the penalty on scores in score phases, and drawn to a teacher where there is one.
 
-    ``at_once``: teacher and network compute beside each other, on a GPU.
+    ``concurrent``: teacher and network compute beside each other, on a GPU.
     """
     teaching = distill or DistillSettings()
 
@@ -43,12 +43,12 @@ def make_loss(
         # Casts cached by autocast would outlive a captured graph.
         with torch.autocast("cuda", torch.bfloat16, enabled=bfloat16, cache_enabled=False):
             if teacher is not None:
-                with beside(images.device) if at_once else nullcontext(), torch.no_grad():
+                with beside(images.device) if concurrent else nullcontext(), torch.no_grad():
                     wanted = teacher(images)
             logits = network(images)
             loss = F.cross_entropy(logits, labels)
             if teacher is not None:
-                if at_once:
+                if concurrent:
                     join(images.device)
                 drawn = distillation(logits, wanted, teaching.temperature)
                 loss = torch.lerp(loss.to(drawn.dtype), drawn, teaching.weight)
@@ -81,11 +81,11 @@ def make_step(
     optimizer: Optimizer,
     flat: FlatParameters,
     rounded: RoundedWeights | None = None,
-    average: Average | None = None,
+    ema: EMA | None = None,
     *,
     capture: bool,
 ) -> Step:
-    """A step that moves ``flat``, and the ``average`` of it.
+    """A step that moves ``flat``, and the ``ema`` of it.
 
     ``rounded``: the weights that the network reads instead, when it trains in them.
     """
@@ -97,8 +97,8 @@ def make_step(
         loss = loss_of(images, labels)
         flat.take_gradients(loss, leaves)
         optimizer.step()
-        if average is not None:
-            average.update()
+        if ema is not None:
+            ema.update()
         return loss.detach()
 
     return CapturedStep(step) if capture else step

@@ -1,0 +1,214 @@
+"""Recipes: one experiment as TOML, read strictly: unknown names, wrong types and impossible values are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from paam.config.schedule import Schedule
+from paam.config.schema import InvalidError, check, fields_of, read
+from paam.config.settings import (
+    DataSettings,
+    DistillSettings,
+    ModelSettings,
+    OptimizerSettings,
+    PruneSettings,
+    TrainSettings,
+)
+from paam.config.target import MODIFIERS, Target
+from paam.errors import RecipeError, nearest, reason
+from paam.files.reading import read_bytes
+
+_SGD = OptimizerSettings("sgd", 0.1, 0.9, False, 5e-4)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that determines a run, but for seed, device and where the data lies."""
+
+    description: str = ""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    prune: PruneSettings = field(default_factory=PruneSettings)
+    target: Target = field(default_factory=lambda: Target(threshold=0.5))
+    schedule: Schedule = field(default_factory=Schedule)
+    warmup: OptimizerSettings = _SGD
+    score: OptimizerSettings = field(default_factory=lambda: OptimizerSettings("adam", None))
+    weight: OptimizerSettings = field(default_factory=lambda: OptimizerSettings("adam", 1e-3))
+    finetune: OptimizerSettings = field(default_factory=lambda: dataclasses.replace(_SGD, decay="cosine"))
+    distill: DistillSettings = field(default_factory=DistillSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+
+LARGEST_FILE, MOST_DOTS = 256 << 10, 500
+"""Bytes of a recipe, and dots in its keys and numbers together."""
+
+
+def shipped_recipes() -> dict[str, str]:
+    """Name and one-line description of every recipe in the package, variants included."""
+    listed: dict[str, str] = {}
+    for file in sorted(resources.files("paam.config.recipes").iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".toml"):
+            tree = tomllib.loads(file.read_text(encoding="utf-8"))
+            name = file.name.removesuffix(".toml")
+            listed[name] = str(tree["description"])
+            for variant, changes in tree.get("variants", {}).items():
+                listed[f"{name}-{variant}"] = f"the same with {', '.join(_flat(changes))}"
+    return listed
+
+
+def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """A shipped recipe by name or one's own by path, with dotted ``overrides`` such as {"finetune.lr": 0.05}."""
+    if name.endswith(".toml"):
+        try:
+            tree = _parse(name, read_bytes(Path(name), LARGEST_FILE).decode("utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"The recipe file {name} cannot be read: {reason(error)}.") from error
+    else:
+        tree = _shipped(name)
+    tree.pop("variants", None)
+    overrides = overrides or {}
+    shapes = [f"target.{key}" for key in MODIFIERS]
+    if any(key.startswith("target.") and key not in shapes for key in overrides):
+        # A new target takes the place of the recipe's own; widths are nothing that could be shaped.
+        kept = () if "target.widths" in overrides else MODIFIERS
+        tree["target"] = {key: value for key, value in tree.get("target", {}).items() if key in kept}
+    for key, value in overrides.items():
+        _override(tree, key, value)
+    return recipe_from_tree(tree)
+
+
+def _shipped(name: str) -> dict[str, Any]:
+    """The tree of a shipped recipe; "base-variant" is the base with that variant's changes."""
+    if name not in (known := shipped_recipes()):
+        hint = nearest(name, known)
+        raise RecipeError(f"There is no recipe '{name}'.{hint} Your own recipe is given as a path ending in .toml.")
+    folder = resources.files("paam.config.recipes")
+    base, variant = name, ""
+    if not (folder / f"{base}.toml").is_file():
+        base, _, variant = name.rpartition("-")
+    tree = _parse(name, (folder / f"{base}.toml").read_text(encoding="utf-8"))
+    for section, changes in tree["variants"][variant].items() if variant else ():
+        tree[section] |= changes
+    return tree
+
+
+_TEXTS = re.compile(  # closed or not: what fails to match would be tried again from each of its quotes
+    r'"""(?s:\\.|[^\\])*?(?:"{3,5}|\Z)'
+    r"|'''(?s:.)*?(?:'{3,5}|\Z)"
+    r'|"(?:[^"\\\n]|\\.)*"?'
+    r"|'[^'\n]*'?"
+    r"|#[^\n]*"
+)
+"""Where dots in TOML are no part of a key."""
+
+
+def _parse(name: str, text: str) -> dict[str, Any]:
+    # TOML lets a key have any number of parts, and reading one takes the square of it.
+    if (dots := _TEXTS.sub("", text.replace("\r\n", "\n")).count(".")) > MOST_DOTS:
+        raise RecipeError(f"The recipe {name} has {dots:,} dots outside of texts; its keys have two parts at most.")
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"The recipe {name} is not valid TOML: {error}.") from error
+
+
+def _flat(tree: Mapping[str, Any]) -> list[str]:
+    return [f"{section}.{key} = {value}" for section, values in tree.items() for key, value in values.items()]
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """ "finetune.lr=0.05" -> ("finetune.lr", 0.05). Values are TOML; a bare word is a string."""
+    key, equals, raw = text.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"--set takes key=value, for example --set finetune.lr=0.05; '{text}' was given.")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"--set {key.strip()} has a value that cannot be read: {error}.") from error
+    return key.strip(), value
+
+
+def recipe_from_tree(tree: Mapping[str, Any]) -> Recipe:
+    """Check a parsed TOML tree and build the recipe."""
+    try:
+        recipe = _read(tree)
+    except InvalidError as error:
+        raise RecipeError(f"Invalid recipe: {error}") from error
+    check_values(recipe)
+    return recipe
+
+
+def check_values(recipe: Recipe) -> None:
+    """Refuse values out of range, and those that contradict each other, in a recipe that was not read from TOML too."""
+    try:
+        for name, section in fields_of(Recipe).items():
+            if section.kind is not None:
+                check(getattr(recipe, name), name)
+    except InvalidError as error:
+        raise RecipeError(f"Invalid recipe: {error}") from error
+    for phase in ("warmup", "score", "weight", "finetune"):
+        settings: OptimizerSettings = getattr(recipe, phase)
+        if settings.nesterov and not settings.momentum:
+            raise RecipeError(f"{phase}.nesterov needs a {phase}.momentum above 0.")
+        if settings.average and phase in ("score", "weight"):
+            raise RecipeError(
+                f"{phase}.average must be 0: phases that alternate go on from what they trained, not from its mean."
+            )
+    if recipe.distill.teacher is not None and not recipe.distill.weight:
+        raise RecipeError("distill.teacher teaches nothing while distill.weight is 0; set it to 0.7, for example.")
+
+
+def recipe_to_toml(recipe: Recipe) -> str:
+    """The recipe with every default written out, as TOML that reads back to the same recipe."""
+    tree = dataclasses.asdict(recipe)
+    lines = [f"description = {_toml(tree.pop('description'))}"]
+    for section, values in tree.items():
+        lines += ["", f"[{section}]"]
+        lines += [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        # TOML's basic strings escape as JSON does, but for DEL.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return repr(value)
+
+
+def _override(tree: dict[str, Any], key: str, value: Any) -> None:
+    section, dot, name = key.partition(".")
+    if not dot:
+        tree[section] = value
+        return
+    inner = tree.setdefault(section, {})
+    if not isinstance(inner, dict):
+        raise RecipeError(f"'{section}' is not a section of the recipe.")
+    inner[name] = value
+
+
+def _read(tree: Mapping[str, Any]) -> Recipe:
+    """The recipe as written; sections of optimisers override single keys of that phase's defaults."""
+    sections = {}
+    for name, section in tree.items():
+        field = fields_of(Recipe).get(name)
+        if field is None or field.kind is None:
+            sections[name] = section
+            continue
+        if field.kind is OptimizerSettings and isinstance(section, Mapping):
+            section = {**dataclasses.asdict(getattr(Recipe(), name)), **section}
+        sections[name] = read(field.kind, section, name)
+    return read(Recipe, sections)

@@ -1,0 +1,146 @@
+"""The sections of a recipe: every key with its default and the values that it may have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from paam.config.schedule import DECAYS
+from paam.config.schema import InvalidError, OneOf, Range, check_field
+from paam.errors import RecipeError
+
+NOT_NEGATIVE = Range(0)
+EPOCHS = Range(0, 1_000_000)
+SHARE = Range(0, 1)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """``name``: a shipped network, or "module:function" for anyone's own.
+
+    ``weights``: a safetensors file of the dense network's weights to start from, instead of at random.
+    """
+
+    name: str = "resnet56"
+    weights: str | None = None
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What is done to training images. All of it is off at the defaults.
+
+    ``crop``: random crops out of a border of so many zero pixels. ``flip``: half of the images are mirrored.
+    ``trivial``: TrivialAugment (wide), one random operation of random strength per image.
+    ``cutout``: side of a square, in pixels, that is set to the mean. ``mixup``: alpha of the Beta distribution by which
+    pairs of images and labels are mixed.
+    """
+
+    crop: int = 0
+    flip: bool = False
+    trivial: bool = False
+    cutout: int = 0
+    mixup: float = 0.0
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """``holdout``: share of the training set kept aside for choices.
+
+    ``memory``: GiB of decoded images that may be held; a folder of more is read as it is needed, by ``workers``
+    processes (one per core, eight at most, if not given). What is done to training images: see Augmentation.
+    """
+
+    name: str = "cifar10"
+    directory: str | None = None
+    image_size: Annotated[int | None, Range(1, 4096)] = None
+    holdout: Annotated[float, Range(0, 0.9)] = 0.0
+    batch_size: Annotated[int, Range(1, 1 << 20)] = 256
+    crop: Annotated[int, Range(0, 256)] = 4
+    flip: bool = True
+    trivial: bool = False
+    cutout: Annotated[int, Range(0, 4096)] = 0
+    mixup: Annotated[float, Range(0, 100)] = 0.0
+    memory: Annotated[float, NOT_NEGATIVE] = 8.0
+    workers: Annotated[int | None, Range(0, 1024)] = None
+
+    @property
+    def augmentation(self) -> Augmentation:
+        return Augmentation(self.crop, self.flip, self.trivial, self.cutout, self.mixup)
+
+
+@dataclass(frozen=True)
+class PruneSettings:
+    """``method``: how filters are chosen, by its name in paam.methods. See paam.Pruner for the others."""
+
+    method: str = "paam"
+    scorer: str = "kq"
+    activation: str = "leaky-exponential"
+    penalty: Annotated[float, NOT_NEGATIVE] = 5e-4
+    balance: Annotated[str, OneOf("area", "side", "none", "macs", "params")] = "area"
+    placement: Annotated[str, OneOf("sum", "branch")] = "sum"
+    streams: Annotated[str, OneOf("independent", "tied")] = "independent"
+    dim_ratio: Annotated[float, Range(1e-6, 64)] = 1.0
+    alpha: Annotated[float, Range(0, above=True)] = 1.0
+    score_norm: Annotated[str, OneOf("eval", "train")] = "eval"
+    ignore: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """One phase's optimiser. ``lr`` None: the scorer's default. ``ramp``: epochs of linear warm-up of the rate.
+
+    ``reset``: start every phase with a fresh optimiser state instead of keeping it across cycles.
+    ``average``: keep a running mean of the weights, of which every step leaves this share (0.999, say; 0: none). It is
+    what the phase is measured by and leaves behind; of warm-up, fine-tune and dense control only.
+    """
+
+    optimizer: Annotated[str, OneOf("sgd", "adam")] = "sgd"
+    lr: Annotated[float | None, Range(0, 1e6)] = 0.1
+    momentum: Annotated[float, SHARE] = 0.9
+    nesterov: bool = False
+    weight_decay: Annotated[float, Range(0, 1e6)] = 0.0
+    decay: Annotated[str, OneOf(*DECAYS)] = "constant"
+    ramp: Annotated[int, EPOCHS] = 0
+    reset: bool = False
+    average: Annotated[float, Range(0, 0.999999)] = 0.0
+
+
+@dataclass(frozen=True)
+class DistillSettings:
+    """The dense network as a teacher of weight phases, fine-tune and dense control.
+
+    ``weight``: share of the loss, 0 to 1, that is the divergence from its answers, softened by ``temperature``.
+    ``teacher``: a safetensors file of its weights; if not given it is the network as warm-up left it, or as it came.
+    """
+
+    weight: Annotated[float, SHARE] = 0.0
+    temperature: Annotated[float, Range(1e-3, 1e3)] = 4.0
+    teacher: str | None = None
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """``checkpoint_every``: epochs between checkpoints. ``threads``: CPU threads, 0 leaves torch's choice.
+
+    On a GPU only: ``bfloat16`` autocast, ``capture`` of the step in a CUDA graph, ``fused`` kernels of our own for
+    batch norm and small convolutions (where a network has any), torch.``compile`` of forward and backward in their
+    place (if not given: where nothing is fused and enough steps follow to make up for the minute of compiling), and
+    ``masked``: fine-tune the pruned network inside the dense one, with closed gates, and cut it out at the end. That
+    computes the same; it is faster where launching many small kernels of odd sizes is what costs.
+    """
+
+    checkpoint_every: Annotated[int, Range(1, 1_000_000)] = 1
+    threads: Annotated[int, Range(0, 1024)] = 0
+    bfloat16: bool = True
+    compile: bool | None = None
+    capture: bool = True
+    fused: bool = True
+    masked: bool = False
+
+
+def check_setting(kind: type, name: str, value: object) -> None:
+    """Refuse a value that a key of a section may not have, where it is not read from a recipe."""
+    try:
+        check_field(kind, name, value)
+    except InvalidError as error:
+        raise RecipeError(str(error)) from error

@@ -1,0 +1,286 @@
+"""What happens in a run, as typed events: the record has one JSON object of these per line.
+
+The run makes them and every view reads them; nothing else is known of a run. A record may be damaged or from anywhere:
+:func:`read_event` refuses what is not one of these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
+
+from paam.config.schema import InvalidError, OneOf, Range, read
+
+VERSION = 2
+"""Of the record's format."""
+
+LARGEST = 2.0**63
+"""Larger numbers are damage; sums of those below are numbers still."""
+COUNT = Range(0, LARGEST)
+SHARE = Range(0, 1)
+PERCENT = Range(0, 100)
+POSITIVE = Range(0, LARGEST, above=True)
+ANY = Range(-LARGEST, LARGEST)
+
+LONGEST = 10**6
+"""Epochs of a run; more are damage."""
+
+Widths = dict[str, tuple[int, int]]
+"""Group -> filters kept, filters in all."""
+
+
+def _check_widths(widths: Widths, name: str) -> None:
+    for group, (kept, width) in widths.items():
+        if not 0 <= kept <= width or not width:
+            raise InvalidError(f"{name}.{group} must be filters kept, of how many (got {kept} of {width}).")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of the dense network."""
+
+    params: Annotated[int, POSITIVE]
+    macs: Annotated[int, POSITIVE]
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """``stream``: its layers write into a residual stream."""
+
+    width: Annotated[int, COUNT]
+    stream: bool = False
+
+
+@dataclass(frozen=True)
+class PhaseFacts:
+    """A stretch of epochs that are trained alike; cycles count from 1, 0 is outside of them."""
+
+    name: str
+    epochs: Annotated[int, COUNT]
+    cycle: Annotated[int, COUNT] = 0
+
+
+@dataclass(frozen=True)
+class Start:
+    """The first event of a record. ``monitor``: the images that accuracy is measured on after each epoch.
+
+    ``recipe``: every key with its value. ``method``: its name as tables have it. ``data``: a hash of the data set, and
+    what it covers. ``samples``: images of each split. ``epochs``: of all ``phases`` together. ``normalization``: the
+    "mean" and "std" of each channel.
+    """
+
+    version: int
+    seed: int
+    monitor: Annotated[str, OneOf("holdout", "test")]
+    hardware: str
+    recipe: dict[str, Any]
+    method: str
+    epochs: Annotated[int, COUNT]
+    phases: list[PhaseFacts]
+    dense: Cost
+    groups: dict[str, GroupFacts]
+    paam: str = ""
+    python: str = ""
+    torch: str = ""
+    commit: str = ""
+    device: str = ""
+    command: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+    samples: dict[str, int] = field(default_factory=dict)
+    classes: list[str] = field(default_factory=list)
+    normalization: dict[str, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.epochs != sum(phase.epochs for phase in self.phases):
+            raise InvalidError(f"start.epochs must be those of all phases together (got {self.epochs}).")
+        if self.epochs > LONGEST:
+            raise InvalidError(f"start.epochs must be at most {LONGEST:,} (got {self.epochs}).")
+
+    def setting(self, key: str) -> Any:
+        """A value of the recipe by a key such as "model.name"; None where it has none."""
+        return setting(self.recipe, key)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run is resumed; in no record. The ``told`` events that follow it are old and repeated."""
+
+    told: Annotated[int, COUNT]
+    epoch: Annotated[int, COUNT]
+    step: Annotated[int, COUNT] = 0
+    skipped: list[str] = field(default_factory=list)
+    """Checkpoints that could not be read."""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Settings and surroundings that a resumed run changed: key -> before, now."""
+
+    epoch: Annotated[int, COUNT]
+    changes: dict[str, tuple[Any, Any]]
+    step: Annotated[int, COUNT] = 0
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch that is done, counted from 0. ``accuracy``: in percent, None where there are no images to measure on."""
+
+    epoch: Annotated[int, COUNT]
+    phase: str
+    cycle: Annotated[int, COUNT]
+    loss: Annotated[float, ANY]
+    lr: Annotated[float, COUNT]
+    accuracy: Annotated[float | None, PERCENT]
+    kept_params: Annotated[float, SHARE]
+    kept_macs: Annotated[float, SHARE]
+    seconds: Annotated[float, COUNT]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The score of every filter, by group, after the last score epoch of a cycle."""
+
+    epoch: Annotated[int, COUNT]
+    cycle: Annotated[int, COUNT]
+    scores: dict[str, list[Annotated[float, ANY]]]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """A cut. ``threshold``: None where no score decides between groups. ``accuracy``: before weights adapt to it."""
+
+    epoch: Annotated[int, COUNT]
+    cycle: Annotated[int, COUNT]
+    threshold: Annotated[float | None, Range(infinite=True)]
+    kept_params: Annotated[float, SHARE]
+    kept_macs: Annotated[float, SHARE]
+    kept_filters: Widths
+    accuracy: Annotated[float | None, PERCENT] = None
+
+    def __post_init__(self) -> None:
+        _check_widths(self.kept_filters, "selection.kept_filters")
+
+
+@dataclass(frozen=True)
+class Vanished:
+    """Batch-norm scales of a dense network that pass nothing on; ``layers``: those that have no other."""
+
+    epoch: Annotated[int, COUNT]
+    scales: Annotated[int, COUNT]
+    of: Annotated[int, POSITIVE]
+    layers: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why a run ended early."""
+
+    epoch: Annotated[int, COUNT]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Milliseconds:
+    """Median and quartiles."""
+
+    median: Annotated[float, POSITIVE]
+    low: Annotated[float, COUNT]
+    high: Annotated[float, COUNT]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was measured of a network at the end. ``uncounted``: operations that MACs and parameters leave out.
+
+    ``trained`` of the dense network: for as many epochs as the pruned one, in warm-up alone, or not at all.
+    """
+
+    accuracy: Annotated[float, PERCENT]
+    params: Annotated[int, COUNT]
+    macs: Annotated[int, COUNT]
+    latency_ms: Milliseconds
+    uncounted: dict[str, int] = field(default_factory=dict)
+    trained: Annotated[str, OneOf("", "as long", "warm-up", "as given")] = ""
+
+
+@dataclass(frozen=True)
+class End:
+    """The last event of a finished run."""
+
+    latency_batch: Annotated[int, COUNT]
+    kept_filters: Widths
+    dense: Outcome
+    pruned: Outcome
+
+    def __post_init__(self) -> None:
+        _check_widths(self.kept_filters, "end.kept_filters")
+        for name in ("params", "macs"):
+            if not getattr(self.dense, name):
+                raise InvalidError(f"end.dense.{name} must be > 0 (got 0).")
+
+
+Event = Start | Resumed | Changed | Epoch | Scores | Selected | Vanished | Failed | End
+
+NAMES: dict[type, str] = {
+    Start: "start",
+    Resumed: "resumed",
+    Changed: "changed",
+    Epoch: "epoch",
+    Scores: "scores",
+    Selected: "selection",
+    Vanished: "vanished",
+    Failed: "failed",
+    End: "end",
+}
+"""What the record calls each kind."""
+KINDS = {name: kind for kind, name in NAMES.items()}
+
+
+def setting(recipe: Mapping[str, Any], key: str) -> Any:
+    """A value of a recorded recipe by a key such as "model.name"; None where it has none."""
+    section, _, name = key.partition(".")
+    values = recipe.get(section)
+    return values.get(name) if isinstance(values, dict) else None
+
+
+E = TypeVar("E")
+
+
+def read_event(line: Any) -> Event | None:
+    """One line of a record as an event; None where it is of a kind that only a later version knows."""
+    if not isinstance(line, Mapping) or not isinstance(line.get("event"), str):
+        raise InvalidError("it is not an event.")
+    kind = KINDS.get(line["event"])
+    if kind is None:
+        return None
+    event: Event = read(kind, line, line["event"], extra=True)
+    return event
+
+
+def as_line(event: Event) -> dict[str, Any]:
+    """An event as the plain data that its line of the record holds."""
+    # Not by asdict(), which copies a million scores one by one.
+    plain = {item.name: getattr(event, item.name) for item in dataclasses.fields(event)}
+    return {"event": NAMES[type(event)], **{key: _plain(value) for key, value in plain.items()}}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, list) and value and dataclasses.is_dataclass(value[0]):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict) and dataclasses.is_dataclass(next(iter(value.values()), None)):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def of_kind(events: Iterable[Event], kind: type[E]) -> list[E]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def last(events: Iterable[Event], kind: type[E]) -> E | None:
+    return next(reversed(of_kind(events, kind)), None)

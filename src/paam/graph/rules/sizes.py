@@ -1,0 +1,78 @@
+"""Who reads how many channels a value has? In a pruned network that number is another one.
+
+A view of the value is given the new number (compact.py). Whatever else follows from it, a condition, a scale, another
+size, must follow from the number of the whole network. A network in which something does cannot keep the code of its
+class, which would read the new number.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx
+
+from paam.graph.record.numbers import expect, parts_of
+from paam.graph.rules.site import Op
+from paam.graph.trace import Traced
+
+
+def decides_by_sizes(graph: fx.Graph, axes: Mapping[fx.Node, int]) -> bool:
+    """Whether the network takes another way for inputs of another size. ``axes``: of the channels, by node.
+
+    The graph notices that when it runs; the code of the class just goes on, where nobody has compared.
+    """
+    decisions = [node for node in graph.nodes if node.target is expect]
+    return any(not _is_of_channels(decision.args[0], axes) for decision in decisions)
+
+
+def _is_of_channels(asked: Any, axes: Mapping[fx.Node, int]) -> bool:
+    """Whether a number follows from numbers of channels alone."""
+    if not isinstance(asked, fx.Node):
+        return True
+    if asked.target is operator.getitem and isinstance(sizes := asked.args[0], fx.Node) and sizes.target is getattr:
+        return axes.get(sizes.args[0]) == asked.args[1]  # type: ignore[arg-type]
+    return bool(asked.all_input_nodes) and all(_is_of_channels(node, axes) for node in asked.all_input_nodes)
+
+
+def is_counted(op: Op, ops: Mapping[fx.Node, Op], traced: Traced) -> bool:
+    """Whether something else than views reads the number of channels of an operation's result."""
+    return op.node.op != "output" and any(_counts(user, op, ops, traced) for user in op.node.users)
+
+
+def _counts(user: fx.Node, op: Op, ops: Mapping[fx.Node, Op], traced: Traced) -> bool:
+    """Whether a reader of the value, x.shape or x.numel(), counts its channels."""
+    if user.op == "call_method" and user.target == "numel":
+        return True
+    if user.target is getattr and user.args[1] == "shape":
+        return any(_counts_item(reader, user, op, ops, traced) for reader in user.users)
+    return False
+
+
+def _counts_item(reader: fx.Node, sizes: fx.Node, op: Op, ops: Mapping[fx.Node, Op], traced: Traced) -> bool:
+    if reader.target is operator.getitem and reader.args[0] is sizes:
+        return _reaches(reader.args[1], op, traced) and _used(reader, ops)
+    return not _sizes_a_view(reader, sizes, ops)
+
+
+def _reaches(place: Any, op: Op, traced: Traced) -> bool:
+    """Whether an index or slice of a shape takes in the channels' axis."""
+    dims = len(traced.shapes[op.name])
+    chosen = range(dims)[place] if isinstance(place, int | slice) else range(dims)
+    return op.axis in (chosen if isinstance(chosen, range) else (chosen,))
+
+
+def _used(number: fx.Node, ops: Mapping[fx.Node, Op]) -> bool:
+    # What takes channels apart has a rule of its own, which knows how many parts there are.
+    return any(reader.target is not parts_of and not _sizes_a_view(reader, number, ops) for reader in number.users)
+
+
+def _sizes_a_view(reader: fx.Node, size: fx.Node, ops: Mapping[fx.Node, Op]) -> bool:
+    """Whether a number is nothing but the size of a view along its channels' axis."""
+    view = ops.get(reader)
+    if view is None or not view.sized:
+        return False
+    sizes = reader.args[1] if len(reader.args) == 2 and isinstance(reader.args[1], tuple | list) else reader.args[1:]
+    assert isinstance(sizes, tuple | list)
+    return len(sizes) == 1 or [place for place, given in enumerate(sizes) if given is size] == [view.axis]

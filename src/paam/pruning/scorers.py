@@ -1,0 +1,104 @@
+"""Attention networks: a layer's filter weights in, one pre-activation per filter out.
+
+Shapes: ``filters_FN`` holds F filters as rows of N = C * K * K weights. Weights are data here: callers detach them, so
+that no gradient reaches the network through its scorer.
+
+What a scorer computes is a plain function of filters and parameters, ``attend``, that also takes a stack of layers of
+one shape (one more axis in front of everything): 55 layers are then scored in a handful of operations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from paam.errors import RecipeError, nearest
+
+
+class Scorer(nn.Module):
+    """One layer's attention network. ``attend`` reads its parameters in the order in which they are registered."""
+
+    reads_filters = True
+    """False for scorers that are blind to the weights: they are given none."""
+    default_lr = 1e-3
+    """Rate of Adam that lets scores travel from 1 to 0 within ten score phases."""
+
+    def attend(self, filters_FN: Tensor, *parameters: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Parameters and buffers, as ``attend`` takes them."""
+        return (*self.parameters(), *self.buffers())
+
+
+class Vanilla(Scorer):
+    """One linear map over all weights of the layer: vec(filters) W, with W of shape (F*N, F), from zero."""
+
+    default_lr = 1e-6
+
+    def __init__(self, filters: int, weights: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(filters * weights, filters))
+
+    def attend(self, filters_FN: Tensor, *parameters: Tensor) -> Tensor:
+        (weight,) = parameters
+        return (filters_FN.flatten(-2).unsqueeze(-2) @ weight).squeeze(-2)
+
+
+class KQ(Scorer):
+    """Key-query attention averaged over keys: mean_j (Q K^T)_ij / (alpha sqrt(d)), Q = filters W_Q, K = filters W_K.
+
+    The mean over keys commutes with both products, so only vectors are ever formed: filters (W_Q (W_K^T mean filter)).
+    W_K starts at zero and W_Q at random: all scores are equal and the gradient is alive from the first step.
+    """
+
+    def __init__(self, filters: int, weights: int, *, dim: int | None = None, alpha: float = 1.0) -> None:
+        super().__init__()
+        d = filters if dim is None else dim
+        bound = 1 / math.sqrt(weights)
+        self.query = nn.Parameter(torch.empty(weights, d).uniform_(-bound, bound))
+        self.key = nn.Parameter(torch.zeros(weights, d))
+        self.scale = 1 / (alpha * math.sqrt(d))
+
+    def attend(self, filters_FN: Tensor, *parameters: Tensor) -> Tensor:
+        query, key = parameters
+        mean_key_D1 = (filters_FN.mean(-2, keepdim=True) @ key).transpose(-1, -2)
+        return self.scale * (filters_FN @ (query @ mean_key_D1)).squeeze(-1)
+
+
+class Free(Scorer):
+    """One learnable logit per filter, blind to the weights: the control for the two attention networks."""
+
+    reads_filters = False
+    default_lr = 1e-2
+
+    def __init__(self, filters: int, weights: int) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(filters))
+
+    def attend(self, filters_FN: Tensor, *parameters: Tensor) -> Tensor:
+        (logits,) = parameters
+        return logits
+
+
+MakeScorer = Callable[[int, int], Scorer]
+"""Number of filters, weights of each -> the scorer of a layer."""
+
+SCORERS: dict[str, Callable[..., Scorer]] = {"vanilla": Vanilla, "kq": KQ, "free": Free}
+
+
+def check_scorer(name: str) -> None:
+    """Raise the error that names the nearest scorer when there is none called ``name``."""
+    if name not in SCORERS:
+        raise RecipeError(f"There is no scorer '{name}'.{nearest(name, SCORERS)}")
+
+
+def scorer_of(name: str, *, dim_ratio: float = 1.0, alpha: float = 1.0) -> MakeScorer:
+    """What makes scorers of a name. dim_ratio (width of keys and queries over the filters) and alpha are KQ's."""
+    check_scorer(name)
+    if name == "kq":
+        return lambda filters, weights: KQ(filters, weights, dim=max(1, round(filters * dim_ratio)), alpha=alpha)
+    return SCORERS[name]

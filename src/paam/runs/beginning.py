@@ -1,0 +1,134 @@
+"""How a run begins: anew in an empty directory, or where its newest checkpoint left it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from paam.data import Dataset
+from paam.data.manifest import Manifest
+from paam.errors import ArtifactError, one_line
+from paam.events import Changed, Epoch, Resumed, Start, last, of_kind
+from paam.runs.checkpoint import State, checkpoints, read_newest_checkpoint
+from paam.runs.directory import (
+    CHECKPOINTS,
+    ENVIRONMENT,
+    Changes,
+    begun,
+    clear,
+    find_changes,
+    find_moved_files,
+    find_moves,
+    goes_on,
+    tidy,
+    write_recipe,
+)
+from paam.runs.ends import phase_facts, start_event
+from paam.runs.environment import environment
+from paam.runs.failures import out_of_memory
+from paam.runs.job import Job
+from paam.runs.record import RecordWriter
+from paam.runs.same_data import find_same_data
+from paam.runs.setup import teacher_state
+from paam.train.engine import Emit, Engine
+from paam.train.state import restore_engine
+
+PENDING = 2
+"""Checkpoints that a killed run may not have finished writing: one under way, and one that its record is ahead of."""
+
+
+class Saved(NamedTuple):
+    """What there is to go on from: the newest checkpoint that can be read, sentences on newer ones that cannot."""
+
+    state: State | None
+    skipped: list[str]
+
+
+def find_saved(job: Job) -> Saved:
+    return Saved(*read_newest_checkpoint(job.out / CHECKPOINTS)) if job.resume and goes_on(job.out) else Saved(None, [])
+
+
+def data_as_before(job: Job, saved: Saved, data: Dataset) -> tuple[Dataset, tuple[str, str] | None]:
+    """The data set, split as the run had it; and what it was and is now, where that differs and is accepted."""
+    if saved.state is None:
+        return data, None
+    known = str(saved.state[1].get("data"))
+    if re.fullmatch("[0-9a-f]{32}", known) is None:
+        raise ArtifactError(
+            f"The checkpoints in {job.out} are of an older paam, which did not note the data: they cannot be compared."
+            " Start over with --overwrite."
+        )
+    return find_same_data(data, job.out, job.out / CHECKPOINTS, known, accept=job.accept_changed_data)
+
+
+def begin(job: Job, engine: Engine, data: Dataset, manifest: Manifest, emit: Emit) -> int:
+    """Clear the directory and emit the first event; the epoch to begin with."""
+    if job.resume and _checkpoints_due(job) > PENDING:
+        raise ArtifactError(
+            f"The checkpoints of the run in {job.out} are missing: restore {job.out / CHECKPOINTS}, or start over with"
+            " --overwrite."
+        )
+    engine.networks.teacher_state = teacher_state(job.recipe, engine.pruner)
+    clear(job.out, job.recipe)
+    if job.resume:
+        job.listener.event(Resumed(0, 0, notes=["no checkpoint of this run is on the disk: it begins again"]))
+    emit(start_event(job, engine.pruner, data, manifest))
+    return 0
+
+
+def go_on(
+    job: Job, engine: Engine, saved: Saved, writer: RecordWriter, other_data: tuple[str, str] | None, emit: Emit
+) -> int:
+    """Restore the engine, cut the record back to the checkpoint, and say what differs now; the epoch to go on with."""
+    assert saved.state is not None
+    first, step, events = restore(engine, saved.state, job.out)
+    tidy(job.out)
+    kept, notes = writer.cut_back(events)
+    if (start := last(kept, Start)) is not None and start.phases != phase_facts(job.phases):
+        raise ArtifactError(
+            f"The run in {job.out} was started with other phases of the method '{job.recipe.prune.method}': resume it"
+            " with the code that it was started with, or give another --out."
+        )
+    for event in (Resumed(len(kept), first, step, saved.skipped, notes), *kept):
+        job.listener.event(event)
+    changes: Changes = find_changes(job.out, kept, job.recipe, job.seed) | find_moved_files(job.out, job.recipe)
+    if changes:
+        write_recipe(job.out, job.recipe)
+    if other_data:
+        changes[f"{ENVIRONMENT}data"] = other_data
+    if changes := changes | find_moves(kept, {**environment(job.device), "device": job.device}):
+        emit(Changed(first, changes, step, job.command))
+    return first
+
+
+def restore(engine: Engine, saved: State, out: Path) -> tuple[int, int, int]:
+    """Epoch and step to go on with, and how many events of the record come before them."""
+    tensors, header = saved
+    try:
+        epoch, step, events = (int(header[key]) for key in ("epoch", "step", "events"))
+        restore_engine(engine, epoch, tensors, header)
+    except Exception as error:  # a whole file of another network or version fails in as many ways as there are
+        if out_of_memory(error) is not None:
+            raise
+        raise ArtifactError(
+            f"The newest checkpoint in {out / CHECKPOINTS} does not fit this run ({one_line(error)});"
+            " restore the run's own, or start over with --overwrite."
+        ) from error
+    return epoch, step, events
+
+
+def _checkpoints_due(job: Job) -> int:
+    """How many checkpoints the epochs of the record that is there should have left."""
+    epochs = [event.epoch for event in of_kind(begun(job.out), Epoch)]
+    return sum(job.checkpoint_due(epoch + 1) for epoch in epochs if epoch < job.epochs)
+
+
+def last_good(out: Path) -> str:
+    """Where to go on after a failure, as a sentence."""
+    if not checkpoints(out / CHECKPOINTS):
+        return ""
+    return (
+        f" The last good state is in {out / CHECKPOINTS}: rerun the same command with the change (--set) and"
+        " --resume to continue from it."
+    )

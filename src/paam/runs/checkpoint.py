@@ -1,0 +1,170 @@
+"""Checkpoints: tensors and a header in one file per position, the last two kept, written while training goes on."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paam.errors import ArtifactError, DamagedError, one_line, reason
+from paam.files.durable import make_directory
+from paam.files.tensors import read_tensors, write_tensors
+from paam.train.packing import Packed, pack, unpack
+
+KIND = "checkpoint"
+KEPT = 2
+DELAY = 0.15
+"""Seconds before a write begins, at most. Right behind a checkpoint an epoch is prepared, and the GPU waits for it."""
+_NAME = re.compile(r"epoch-([0-9]{6,12})-step-([0-9]{6,12})\.safetensors")
+
+Position = tuple[int, int]
+"""Where a run goes on: epoch, and how many steps of it are done."""
+State = tuple[dict[str, Tensor], dict[str, Any]]
+"""Tensors, and a header of plain data."""
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time, in a thread that touches no device: training waits for a copy, not for a disk.
+
+    It begins a moment later, or as soon as it is waited for. ``before`` is called in that thread ahead of every write.
+    A failure surfaces at the next call. Leaving the context waits for the write under way.
+    """
+
+    def __init__(self, directory: Path, before: Callable[[], None] = lambda: None) -> None:
+        self.directory = directory
+        self._before = before
+        self._thread: threading.Thread | None = None
+        self._wanted = threading.Event()
+        self._last = -math.inf
+        self._failure: Exception | None = None
+        self._made = False
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.wait()
+
+    def save(self, position: Position, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        """Take a copy of a state and begin to write it."""
+        self.finish()
+        self._wanted.clear()
+        # Where checkpoints follow each other closely there must be time left to write them.
+        now = time.monotonic()
+        delay, self._last = min(DELAY, (now - self._last) / 4), now
+        # A daemon: a process that is told to end at once does not wait for a disk.
+        arguments = (position, snapshot(tensors), dict(header), delay)
+        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._wanted.set()
+            self._thread.join()
+            self._thread = None
+
+    def check(self) -> None:
+        """Raise if a write has failed; one that is under way is left to itself."""
+        if self._failure is not None:
+            raise ArtifactError(
+                f"{one_line(self._failure)}. Older checkpoints are intact. Fix the problem and rerun with --resume."
+            ) from self._failure
+
+    def finish(self) -> None:
+        """Wait for the write under way, and raise if it failed."""
+        self.wait()
+        self.check()
+
+    def _write(self, position: Position, tensors: dict[str, Tensor], header: dict[str, Any], delay: float) -> None:
+        self._wanted.wait(delay)
+        try:
+            self._before()
+            if not self._made:
+                make_directory(self.directory)
+                self._made = True
+            write_checkpoint(self.directory, position, tensors, header)
+        except Exception as error:  # whatever it is: it is raised again where somebody sees it
+            self._failure = error
+
+
+def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in main memory, which training cannot change; from a GPU in one transfer per type, not per tensor.
+
+    Pinned memory makes that transfer fast; torch keeps it for the next one.
+    """
+    blocks, layout = pack(tensors)
+    here = [
+        torch.empty(len(block), dtype=block.dtype, pin_memory=True).copy_(block) if block.is_cuda else block
+        for block in blocks
+    ]
+    return unpack(Packed(here, layout))
+
+
+def write_checkpoint(directory: Path, position: Position, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    """Save the state at a position, then let go of all but the newest."""
+    epoch, step = position
+    path = directory / f"epoch-{epoch:06d}-step-{step:06d}.safetensors"
+    write_tensors(path, KIND, tensors, {"epoch": epoch, "step": step, **header})
+    try:
+        for old in checkpoints(directory)[KEPT:]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        raise ArtifactError(f"The old checkpoint {old} cannot be removed: {reason(error)}.") from error
+
+
+def read_newest_checkpoint(directory: Path) -> tuple[State | None, list[str]]:
+    """The newest whole checkpoint (None when there is none at all), and why newer ones were skipped.
+
+    Those are damaged, and renamed, so that they never count among the last two. One that merely cannot be read now is
+    left as it is, and nothing is begun that would take its place.
+    """
+    problems: dict[Path, str] = {}
+    for path in checkpoints(directory):
+        try:
+            tensors, header = read_tensors(path, KIND)
+        except DamagedError as error:
+            problems[path] = str(error)
+            continue
+        except ArtifactError as error:
+            raise ArtifactError(
+                f"{error} Nothing was changed; try again. If that stays so, move the file elsewhere: --resume then goes"
+                " on from the one before it."
+            ) from error
+        if (header.get("epoch"), header.get("step")) == _position(path):
+            _put_aside(list(problems))
+            return (tensors, header), list(problems.values())
+        problems[path] = f"{path} does not belong to its name."
+    if problems:
+        told = " ".join(problems.values())
+        raise ArtifactError(f"No checkpoint can be used. {told} Start over with --overwrite.")
+    return None, []
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """The checkpoint files of a directory, newest first."""
+    return sorted((p for p in directory.glob("epoch-*") if is_checkpoint(p.name)), key=_position, reverse=True)
+
+
+def is_checkpoint(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+def _position(path: Path) -> Position:
+    found = _NAME.fullmatch(path.name)
+    assert found is not None
+    return int(found[1]), int(found[2])
+
+
+def _put_aside(paths: list[Path]) -> None:
+    try:
+        for path in paths:
+            path.rename(path.with_name(f"{path.name}.unreadable"))
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be renamed: {reason(error)}.") from error

@@ -1,0 +1,53 @@
+"""A finished run, read again: its recipe, its record, the dense architecture and the pruned network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from paam.artifacts.saved import WEIGHTS_FILE, assemble, read_network
+from paam.config.recipe import Recipe, load_recipe
+from paam.config.trust import check_trusted
+from paam.errors import ArtifactError
+from paam.events import End, Failed, Start, last
+from paam.graph.plan import Plan
+from paam.models import build_model
+from paam.runs.record import RECIPE_FILE, RECORD_FILE, read_events
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedRun:
+    """``dense`` has the architecture that the run began with, with fresh weights; ``small`` is what came out of it."""
+
+    recipe: Recipe
+    start: Start
+    plan: Plan
+    dense: nn.Module
+    small: nn.Module
+
+    def example(self, batch: int, device: str = "cpu") -> Tensor:
+        """A batch of random images of the size that the network was traced with."""
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(batch, *self.plan.inputs[0][1:], generator=generator).to(device)
+
+
+def open_run(directory: Path, *, trust_code: bool = False) -> FinishedRun:
+    """Read a finished run. No training data are needed. ``trust_code``: run the code that its recipe may name."""
+    if not (directory / RECORD_FILE).is_file():
+        raise ArtifactError(f"{directory} is not a run directory (no {RECORD_FILE}).")
+    events = read_events(directory / RECORD_FILE)
+    finished = last(events, End) is not None
+    if not finished and (failed := last(events, Failed)):
+        raise ArtifactError(f"The run in {directory} failed: {failed.reason}")
+    start = last(events, Start)
+    if start is None or not finished:
+        raise ArtifactError(f"The run in {directory} is not finished; resume it first (--resume).")
+    recipe = load_recipe(str(directory / RECIPE_FILE))
+    check_trusted(recipe.model.name, f"The run in {directory}", trusted=trust_code)
+    plan, state = read_network(directory / WEIGHTS_FILE)
+    classes, channels = len(start.classes), plan.inputs[0][1]
+    dense = build_model(recipe.model.name, num_classes=classes, in_channels=channels)
+    return FinishedRun(recipe, start, plan, dense.eval(), assemble(dense, plan, state, directory / WEIGHTS_FILE))
