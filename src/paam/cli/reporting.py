@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from paam.cli.app import command
-from paam.runs.record import RECORD_FILE, REPORT_FILE
+from paam.runs.record import REPORT_FILE, record_in
 from paam.views.lines import complain, put
 
 
@@ -26,7 +26,7 @@ def report(
     from paam.report.page import write_report
 
     out = out or (runs[0] / REPORT_FILE if len(runs) == 1 else Path(REPORT_FILE))
-    for sentence in write_report([run / RECORD_FILE for run in runs], out):
+    for sentence in write_report([record_in(run) for run in runs], out):
         complain(sentence)
     if sys.stdout.isatty():
         put(str(out))

@@ -6,10 +6,12 @@ A FIFO would wait for a writer for ever, and a device may never end. What is rea
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import re
 import stat
+import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -69,6 +71,18 @@ def read_bytes(path: Path, limit: int) -> bytes:
         except BlockingIOError as error:  # of Linux's own: some look regular and wait for news
             raise BlockingIOError(errno.EAGAIN, "nothing can be read of it", str(path)) from error
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_compressed(path: Path, limit: int) -> bytes:
+    """What a gzip file holds, up to ``limit`` bytes: a small file may unpack to any size."""
+    try:
+        with open_to_read(path, limit) as file, gzip.open(file) as unpacked:
+            content = unpacked.read(limit + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise OSError(errno.EINVAL, "it is not a complete gzip file", str(path)) from error
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"it unpacks to more than {limit:,} bytes, the most that paam reads", str(path))
+    return content
 
 
 def read_text(path: Path, what: str, limit: int) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from paam.files.system import open_regular, try_lock
 from paam.runs.progress import PROGRESS_FILE
-from paam.runs.record import LOCK_FILE, RECORD_FILE
+from paam.runs.record import LOCK_FILE, record_in
 
 SILENCE = 60.0
 """Seconds without a sign of life after which a run seems to have stopped; more where its epochs are longer."""
@@ -59,7 +59,7 @@ class Silence:
 
 def _last_sign(run: Path) -> float:
     """When a run wrote its record or its progress; where neither can be seen, when its folder changed."""
-    return max(_written(run / RECORD_FILE, run / PROGRESS_FILE) or _written(run) or [0.0])
+    return max(_written(record_in(run), run / PROGRESS_FILE) or _written(run) or [0.0])
 
 
 def _written(*paths: Path) -> list[float]:

@@ -14,10 +14,12 @@ from paam.config.schema import InvalidError
 from paam.errors import ArtifactError, DamagedError, reason
 from paam.events import NAMES, VERSION, Event, Start, as_line, read_event
 from paam.files.durable import write_all, write_atomically
-from paam.files.reading import parse_json, read_bytes
+from paam.files.reading import parse_json, read_bytes, read_compressed
 from paam.files.system import open_regular, sync
 
 RECORD_FILE = "record.jsonl"
+COMPRESSED_FILE = "record.jsonl.gz"
+"""What ``gzip record.jsonl`` makes of the record of a finished run; listings and reports read it as well."""
 LARGEST_FILE, LONGEST_LINE = 256 << 20, 32 << 20
 """Bytes of a record, and characters of one event: that of the scores of a million filters has 20 million."""
 RECIPE_FILE = "recipe.toml"
@@ -100,6 +102,12 @@ class RecordWriter:
                 os.close(descriptor)
         except OSError as error:
             raise ArtifactError(f"The record {self.path} cannot be written: {reason(error)}.") from error
+
+
+def record_in(directory: Path) -> Path:
+    """The record of a run: the compressed one only where there is no other."""
+    plain, compressed = directory / RECORD_FILE, directory / COMPRESSED_FILE
+    return compressed if compressed.is_file() and not plain.exists() else plain
 
 
 def read_events(path: Path) -> list[Event]:
@@ -202,7 +210,7 @@ def salvage_events(path: Path) -> tuple[list[Event], list[str]]:
 
 def _read(path: Path) -> bytes:
     try:
-        return read_bytes(path, LARGEST_FILE)
+        return (read_compressed if path.suffix == ".gz" else read_bytes)(path, LARGEST_FILE)
     except OSError as error:
         raise ArtifactError(f"The record {path} cannot be read: {reason(error)}.") from error
 

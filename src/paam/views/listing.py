@@ -17,7 +17,7 @@ from paam.config.trust import FLAG, is_code, is_named
 from paam.errors import ArtifactError, DamagedError
 from paam.events import Changed, End, Epoch, Event, Failed, Selected, Start, last, of_kind
 from paam.runs.liveness import life, silent_for
-from paam.runs.record import LOCK_FILE, RECIPE_FILE, RECORD_FILE, read_events
+from paam.runs.record import COMPRESSED_FILE, LOCK_FILE, RECIPE_FILE, RECORD_FILE, read_events, record_in
 from paam.views.format import MONITORS, age, change, clean, control_line, data_name, model_name, removed
 
 LEVELS = 4
@@ -73,7 +73,7 @@ def _find(folder: Path, levels: int) -> Iterator[Path]:
     except OSError:
         yield folder
         return
-    if any(entry.name == RECORD_FILE for entry in entries):
+    if any(entry.name in (RECORD_FILE, COMPRESSED_FILE) for entry in entries):
         yield folder
     elif levels:
         for entry in entries:
@@ -84,7 +84,7 @@ def _find(folder: Path, levels: int) -> Iterator[Path]:
 def _row(path: Path) -> RunRow:
     quiet = silent_for(path)
     try:
-        events = read_events(path / RECORD_FILE)
+        events = read_events(record_in(path))
     except DamagedError as error:
         return RunRow(clean(path), "damaged", quiet, why=clean(error))
     except ArtifactError as error:
