@@ -24,13 +24,16 @@ DETECTORS := $(VENV)/detectors
 ULTRALYTICS := ultralytics opencv-python-headless psutil polars polars-runtime-32
 ULTRALYTICS += matplotlib contourpy cycler fonttools kiwisolver pyparsing python-dateutil six
 
+# Tests run in several processes, of one thread each: layers in tests are small.
+WORKERS := --numprocesses auto --maxprocesses 4
+
 .PHONY: demo test test-generated test-slow test-crash test-faults faults fuzz mutants test-browser test-zoo test-detectors coverage check format clean
 
 demo: $(READY)
 	$(BIN)/paam demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not crash and not browser and not zoo and not gpu and not generated and not faults"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -m "not slow and not crash and not browser and not zoo and not gpu and not generated and not faults"
 
 test-generated: $(READY)
 	$(BIN)/python -m pytest -m generated tests/test_generated.py tests/test_claims.py

@@ -33,6 +33,8 @@ from paam.train.phase import place_of, total_epochs
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    # Of some versions of torch, about their own code, when torch.compile is first asked for.
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
 ]
 
 STEPS = PLAIN_STEPS + 4
