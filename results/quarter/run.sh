@@ -5,11 +5,12 @@
 # fine-tune for all, no teacher. What an arm trains beyond that stands in its schedule: 20 epochs of alternation for those that learn
 # scores, one epoch inside the gated network for the others, which the engine wants before it cuts. l1-long has the 20 epochs as well;
 # scratch, which has no dense network, has 260.
-# Three runs at a time: on one GPU that wants NVIDIA's MPS. What was begun goes on.
+# Three runs at a time: on one GPU that wants NVIDIA's MPS. What was begun goes on. Runs whose records lie beside this script are not
+# made again, and its dense networks are taken: copy OUT's finished runs here, their records compressed, before the next part.
 set -euo pipefail
 data=$1 out=$2 seeds=${3:-0 1 2}
 mkdir -p "$out"
-here=$(dirname "$0")
+here=$(realpath "$(dirname "$0")")
 source "$here/../queue.sh"
 python3 "$here/full_streams.py" "$out/full-streams.json"
 
@@ -21,9 +22,11 @@ jobs_of() {
   done
 }
 run_arm() {
+  [ -f "$here/$1-seed$2/record.jsonl.gz" ] && return
   prune_into "$out/$1-seed$2" cifar10-resnet56-strong-high --data "$data" --seed "$2" --set distill.weight=0 --set schedule.finetune=100 "${@:3}"
 }
 dense_network() {  # dense_network SEED
+  [ -f "$here/dense-seed$1.safetensors" ] && cp "$here/dense-seed$1.safetensors" "$out"
   [ -f "$out/dense-seed$1.safetensors" ] && return
   run_arm dense "$1" --keep-macs 1 --set prune.method=random --set schedule.score=0 --set schedule.cycles=1 --set schedule.weight=1 \
     --set schedule.finetune=0
@@ -35,7 +38,10 @@ save_file({name: value.half() if value.is_floating_point() else value for name, 
 PY
 }
 export -f run_arm dense_network
-export data out
+export data out here
+for seed in $seeds; do  # the widths of arms that are not made again
+  [ -d "$here/kq-seed$seed" ] && mkdir -p "$out/kq-seed$seed" && cp "$here/kq-seed$seed/plan.json" "$out/kq-seed$seed/"
+done
 
 printf '%s\n' $seeds | xargs -P 3 -I{} bash -c 'dense_network {}'
 begun="--set schedule.warmup=0 --set model.weights=$out/dense-seedSEED.safetensors"

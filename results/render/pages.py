@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from paam.runs.record import record_in
 from render import tables
 from render.figures import draw
 from render.runs import runs
@@ -93,6 +94,16 @@ SPREAD = (
 )
 
 
+def quarter(results: Path) -> str:
+    """Does it pay: every arm that has finished, by one protocol."""
+    folder = results / "quarter"
+    table = tables.outcomes(folder, tables.QUARTER, without=tables.BEGUN_WITH)
+    if not table:
+        return ""
+    dense = tables.begun_with(folder)
+    return f"Made on {_hardware(folder)} by `results/quarter/run.sh`; the dense networks have {dense}.\n\n{table}\n"
+
+
 def ablations(results: Path) -> str:
     found = tables.ablations(results / "ablations")
     if not found:
@@ -137,6 +148,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "levers": levers,
     "ramps": ramps,
     "resnet110": resnet110,
+    "quarter": quarter,
     "paper": lambda results: tables.outcomes(results / "paper"),
     "proxies": lambda results: tables.looks(results / "proxies", cuts_of_fixed=False),
     "ablations": ablations,
@@ -161,7 +173,7 @@ def filled(page: Path, results: Path = RESULTS) -> str:
 
 def drawn() -> dict[str, str]:
     """File name under docs/pictures/figures -> picture."""
-    return draw(RESULTS / DRAWN / "record.jsonl")
+    return draw(record_in(RESULTS / DRAWN))
 
 
 def write() -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from paam.report.facts import Facts
 from paam.report.gathering import gather
-from paam.runs.record import read_events
+from paam.runs.record import read_events, record_in
 
 
 def runs(folder: Path) -> list[Facts]:
     """All runs of a folder by name; none where there is no such folder."""
-    return [gather(path.parent.name, read_events(path)) for path in sorted(folder.glob("*/record.jsonl"))]
+    found = sorted({path.parent for path in folder.glob("*/record.jsonl*")})
+    return [gather(run.name, read_events(record_in(run))) for run in found]
 
 
 def experiments(folder: Path) -> dict[str, list[Facts]]:
@@ -52,8 +53,9 @@ def epochs_behind(run: Facts, folder: Path) -> str:
 
 
 def _dense_epochs(weights: str, folder: Path) -> int | None:
-    """Epochs of a dense network: the warm-up of a run of the same folder left it in that run's directory."""
-    record = folder / Path(weights).parent.name / "record.jsonl"
-    if Path(weights).name != "dense.safetensors" or not record.is_file():
+    """Epochs of a dense network: the warm-up of a run of the same folder, which left it in or beside that run."""
+    path = Path(weights)
+    run = folder / (path.parent.name if path.name == "dense.safetensors" else path.stem)
+    if path.suffix != ".safetensors" or not record_in(run).is_file():
         return None
-    return sum(epoch.phase == "warmup" for epoch in gather(record.parent.name, read_events(record)).epochs)
+    return sum(epoch.phase == "warmup" for epoch in gather(run.name, read_events(record_in(run))).epochs)

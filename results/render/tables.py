@@ -29,6 +29,18 @@ STRONG = {
 }
 """Names under results/strong in the order of the table. Controls are at the medium ratio where they do not say so."""
 
+QUARTER = {
+    "kq": "PAAM (KQ)",
+    "free": "one free logit per filter",
+    "l1": "uniform widths, filters by l1 norm",
+    "l1-long": "the same, its fine-tune 20 epochs longer",
+    "inner-l1": "whole streams, a quarter of every inner layer, filters by l1 norm",
+    "inner-random": "the same, filters at random",
+    "kq-widths": "the widths that PAAM found, filters at random",
+    "scratch": "uniform widths, from random weights",
+}
+"""Arms under results/quarter in the order of the table."""
+
 PAPER_ABLATIONS = {  # accuracy, parameters removed, FLOPs removed: arXiv 2210.11114, ResNet-56, Vanilla
     "theta-0.2": "94.30 %, 46.0 %, 36.7 %",
     "theta-0.3": "94.32 %, 50.2 %, 42.4 %",
@@ -43,9 +55,10 @@ PAPER_ABLATIONS = {  # accuracy, parameters removed, FLOPs removed: arXiv 2210.1
 }
 
 
-def outcomes(folder: Path, labels: dict[str, str] | None = None) -> str:
+def outcomes(folder: Path, labels: dict[str, str] | None = None, without: str = "") -> str:
     """What came out, beside the paper: one row per experiment, mean over its seeds ± standard deviation."""
     found, labels = experiments(folder), labels or {}
+    found.pop(without, None)
     rows = []
     for name in sorted(found, key=lambda name: [*labels, name].index(name)):
         seeds = found[name]
@@ -56,6 +69,12 @@ def outcomes(folder: Path, labels: dict[str, str] | None = None) -> str:
         rows.append([labels.get(name, name), accuracy, numbers, *removed, epochs, _printed(seeds[0].model, name)])
     head = ["", "test accuracy", "seeds", "parameters removed", "MACs removed", "epochs behind it", "the paper's"]
     return table(head, rows)
+
+
+def begun_with(folder: Path) -> str:
+    """Accuracy of the dense networks that the runs of a folder were given, mean over its seeds ± standard deviation."""
+    dense = {run.start.seed: run.dense.accuracy for run in runs(folder) if run.finished and run.name[:5] != BEGUN_WITH}
+    return spread([dense[seed] for seed in sorted(dense)], lambda mean: f"{mean:.2f} %").shown
 
 
 def losses(folder: Path, labels: dict[str, str]) -> str:
