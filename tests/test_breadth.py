@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import paam
-from conftest import compacted, lively, random_choice, relative_error
+from networks import compacted, lively, random_choice, relative_error
 from paam import Pruner
 from paam.errors import ArtifactError, GraphError
 from paam.graph.network import prepare

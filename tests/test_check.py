@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conftest import compacted, lively, relative_error
+from networks import compacted, lively, relative_error
 from paam import Pruner
 from paam.errors import GraphError
 from paam.graph import compact as compacting

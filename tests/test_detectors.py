@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 import paam
-from conftest import compacted, lively, relative_error
 from detection_ops import supply
+from networks import compacted, lively, relative_error
 from paam import Pruner
 from paam.graph.network import Choice, Network, prepare
 from yolo import ultralytics

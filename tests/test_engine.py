@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conftest import lively, relative_error
+from networks import lively, relative_error
 from paam import Pruner
 from paam.config.recipe import DistillSettings, Recipe, recipe_from_tree
 from paam.errors import DivergedError

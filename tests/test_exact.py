@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from conftest import lively, random_choice, relative_error
+from networks import lively, random_choice, relative_error
 from paam import Pruner, count
 from paam.graph.network import Choice, prepare
 from paam.models import CifarResNet, resnet20, resnet56, resnet110, vgg16_bn

@@ -24,7 +24,7 @@ from paam.train import engine as engine_module
 from paam.views.choose import Harmless
 from paam.views.live import LiveView
 from ran import run
-from test_runs import assert_same_weights, short, story
+from short_runs import assert_same_weights, short, story
 
 GPU = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.72 GiB of which 1 is free."
 CPU = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import paam
-from conftest import compacted, lively, random_choice, relative_error
+from networks import compacted, lively, random_choice, relative_error
 from paam.errors import GraphError
 from paam.graph.network import Network, prepare
 from paam.graph.path import strongest_path

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conftest import compacted, lively, relative_error
+from behind import Behind, fields
+from networks import compacted, lively, relative_error
 from paam import Pruner
 from paam.errors import GraphError
 from paam.graph.channel_map import ChannelMap
@@ -45,18 +46,6 @@ class Function(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
-
-
-class Behind(nn.Module):
-    """Something behind a convolution that makes 8 channels."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 1)
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.conv(x))
 
 
 def assigned(value: float, *key: Any) -> Callable[[Tensor], Tensor]:
@@ -132,10 +121,6 @@ FLOWS: dict[str, tuple[Callable[[Tensor], Tensor], Flow, int]] = {
 
 def found(model: nn.Module, size: int = 8) -> Network:
     return prepare(model.eval(), torch.zeros(2, 3, size, size))
-
-
-def fields(flow: Flow) -> dict[str, Any]:
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(flow).items()}
 
 
 @pytest.mark.parametrize("name", FLOWS)

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.nn.utils.parametrize import register_parametrization
 
-from conftest import compacted, lively, random_choice, relative_error
+from networks import compacted, lively, random_choice, relative_error
 from paam import Pruner
 from paam.errors import ArtifactError, ConstantMapError, GraphError
 from paam.graph.channel_map import ChannelMap, ChannelOffset, NoChannels, OnesChannel, whole_shape

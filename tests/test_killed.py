@@ -28,7 +28,7 @@ from events import of_kind
 from paam.files.tensors import read_tensors
 from paam.runs.checkpoint import KIND, checkpoints, read_newest_checkpoint
 from paam.runs.record import read_record
-from test_runs import assert_same_weights, story
+from short_runs import assert_same_weights, story
 
 # A tiny network with randomness of its own. Where a file `slow` lies beside it, a training step takes for ever.
 NET = """

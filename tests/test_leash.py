@@ -19,8 +19,8 @@ from paam.runs.leash import VARIABLE, leashed, when_let_go
 from paam.runs.liveness import lock_held
 from paam.runs.lock import RunLock
 from ran import run
-from test_runs import assert_same_weights
-from test_sweep import NET, RECIPE, SWEEP, sweep, wait_for
+from short_runs import assert_same_weights
+from sweeps import NET, RECIPE, SWEEP, sweep, wait_for
 
 
 @pytest.fixture(autouse=True)

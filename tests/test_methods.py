@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import paam
-from conftest import lively
+from networks import lively
 from paam.config.recipe import Recipe, recipe_from_tree
 from paam.config.settings import OptimizerSettings
 from paam.errors import DataError, RecipeError, StoppedError

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import paam
-from conftest import compacted, lively, random_choice, relative_error
+from networks import compacted, lively, random_choice, relative_error
 from paam import Pruner, Target
 from paam.errors import DataError, GraphError, RecipeError, TargetError
 from paam.graph.network import prepare

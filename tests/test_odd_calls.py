@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import paam
-from conftest import compacted, lively, random_choice, relative_error
+from networks import compacted, lively, random_choice, relative_error
 from paam import Pruner
 from paam.errors import GraphError, RecipeError
 from paam.graph.checks.differences import difference

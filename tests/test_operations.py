@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import paam
-from conftest import compacted, lively, random_choice, relative_error
+from doubtful import Net, check, conv, images
+from networks import compacted, lively, random_choice, relative_error
 from paam import Pruner
 from paam.errors import GraphError
 from paam.graph.network import prepare
-from test_traps import Net, check, conv, images
 
 
 def shuffled_by_all(m: Net, y: Tensor) -> Tensor:

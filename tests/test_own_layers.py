@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import paam
-from conftest import lively, random_choice, relative_error
+from networks import lively, random_choice, relative_error
 from paam.errors import GraphError
 from paam.graph.flows import LIVE, Flow, Mix, Pass, Whole
 from paam.graph.network import prepare

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import paam
-from conftest import lively
+from networks import lively
 from paam import Pruner
 from paam.config.settings import DistillSettings
 from paam.errors import DataError, PaamError, RecipeError, TargetError

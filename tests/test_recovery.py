@@ -19,7 +19,7 @@ from paam.runs.checkpoint import KIND, checkpoints, read_newest_checkpoint, writ
 from paam.runs.record import read_record
 from paam.views.format import event_lines
 from ran import run
-from test_runs import Killed, assert_same_weights, killer, short, story
+from short_runs import Killed, assert_same_weights, killer, short, story
 
 BRIEF = {"schedule__warmup": 1, "schedule__cycles": 1, "schedule__finetune": 2, "schedule__control": False}
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from behind import Behind, fields
 from paam.errors import GraphError
 from paam.graph.channel_map import ChannelMap, ChannelOffset, OnesChannel
 from paam.graph.flows import CONST, LIVE, ZERO, Flow, Mix, Pass, Source, Whole
@@ -33,7 +34,6 @@ from paam.graph.rules.layers import _padding, _trial_shape, kind_of
 from paam.graph.rules.site import Op, size_of
 from paam.graph.rules.sizes import decides_by_sizes
 from paam.graph.rules.table import _is_torchs
-from test_found import Behind, fields
 
 UNEVEN, VARIES, NUMBER = Pass(zero=LIVE, const=LIVE), Pass(const=LIVE), Pass(zero=CONST)
 ALL = slice(None)

@@ -25,16 +25,12 @@ from paam.runs.directory import begun, find_changes, may_change
 from paam.runs.lock import RunLock
 from paam.runs.record import read_record
 from ran import run
-from test_runs import EPOCHS, Killed, assert_same_weights, killer, short, story
+from short_runs import EPOCHS, Killed, assert_same_weights, everything, killer, short, story
 
 
 def killed(out: Path, epoch: int, **changes) -> None:
     with pytest.raises(Killed):
         run(short(**changes), out, device="cpu", resume=out.exists(), watch=killer("epoch", epoch))
-
-
-def everything(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,7 @@ from paam.errors import ArtifactError, DataError
 from paam.runs.checkpoint import read_newest_checkpoint
 from paam.runs.record import read_record
 from ran import run
-from test_runs import Killed, assert_same_weights, killer, short, story
-from test_safe_runs import everything
+from short_runs import Killed, assert_same_weights, everything, killer, short, story
 
 CLASSES = ("bird", "cat", "dog")
 PER_CLASS = 10

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from conftest import random_choice
+from networks import random_choice
 from paam.graph.cost import count
 from paam.graph.network import Network, prepare
 from paam.graph.solve import Settled, Solution, solve

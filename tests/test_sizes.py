@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import paam
-from conftest import compacted, lively, random_choice, relative_error
+from networks import compacted, lively, random_choice, relative_error
 from paam import Pruner
 from paam.errors import GraphError
 from paam.graph.channel_map import ChannelMap, ChannelOffset

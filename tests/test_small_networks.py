@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import paam
-from conftest import lively
+from networks import lively
 from paam.graph.network import prepare
 from paam.graph.rewired import RewiredModel
 

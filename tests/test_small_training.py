@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils._pytree import tree_leaves, tree_structure
 
-from conftest import compacted, lively, random_choice, relative_error
+from networks import compacted, lively, random_choice, relative_error
 from paam import Pruner
 from paam.graph.network import Choice
 from paam.graph.rewired import RewiredModel

@@ -24,7 +24,7 @@ from paam.train.device import find_device, put_channels_last
 from paam.train.evaluation import accuracy
 from paam.train.networks import Networks
 from ran import run
-from test_runs import short, small
+from short_runs import short, small
 
 FIXED = {"schedule__score": 0, "schedule__control": False}
 

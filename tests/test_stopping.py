@@ -19,7 +19,7 @@ from paam.runs.checkpoint import checkpoints, read_newest_checkpoint
 from paam.runs.record import read_record
 from paam.train.packing import from_tensors
 from ran import run
-from test_runs import EPOCHS, PHASES, assert_same_weights, short, story
+from short_runs import EPOCHS, PHASES, assert_same_weights, short, story
 
 STEPS = 4
 """Steps of an epoch: 1,167 images in batches of 256."""

@@ -18,7 +18,7 @@ from paam.data.batches import EvaluationBatches, Normalization, TrainingBatches
 from paam.data.stream import ImageFiles
 from paam.errors import DataError
 from paam.runs.record import read_record
-from test_runs import OWN, assert_same_weights, story
+from short_runs import OWN, assert_same_weights, story
 
 EVERYTHING = Augmentation(crop=2, flip=True, trivial=True, cutout=3, mixup=0.3)
 

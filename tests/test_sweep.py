@@ -27,50 +27,8 @@ from paam.runs.record import read_record
 from paam.runs.sweep import check_variants, shared_gpu
 from paam.views.tables import sweep_table
 from ran import run
-from test_runs import assert_same_weights
-
-# While a file `hold` lies beside it, a training step waits.
-NET = """
-import pathlib
-import time
-
-from torch import nn
-
-
-class Held(nn.Linear):
-    def forward(self, x):
-        while x.requires_grad and pathlib.Path("hold").exists():
-            pathlib.Path("reached").touch()
-            time.sleep(0.01)
-        return super().forward(x)
-
-
-def make(num_classes, in_channels):
-    return nn.Sequential(
-        nn.Conv2d(in_channels, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), Held(6, num_classes),
-    )
-"""
-RECIPE = """
-description = "as small as can be"
-[model]
-name = "held_net:make"
-[data]
-name = "digits"
-batch_size = 512
-crop = 1
-flip = false
-[target]
-keep_macs = 0.7
-[schedule]
-warmup = 1
-cycles = 1
-score = 1
-weight = 1
-finetune = 1
-[train]
-threads = 1
-"""
+from short_runs import assert_same_weights
+from sweeps import NET, RECIPE, SWEEP, sweep, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -82,16 +40,6 @@ def here(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("COLUMNS", "200")
     yield tmp_path
     sys.modules.pop("held_net", None)
-
-
-def sweep(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
-    """The command in this process; its runs are processes of their own."""
-    monkeypatch.setattr(sys, "argv", ["paam", "sweep", *arguments, "--device=cpu", "--trust-code"])
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as exit_:
-        paam.cli.main()
-    captured = capsys.readouterr()
-    return exit_.value.code or 0, captured.out, captured.err
 
 
 # ---------------------------------------------------------------- which runs
@@ -350,17 +298,6 @@ def test_a_target_on_the_command_line_is_that_of_all_runs(monkeypatch, capsys, h
     for seed in (0, 1):
         end = read_record(here / "out" / f"tiny-target.keep_params=0.4-seed{seed}" / "record.jsonl")[-1]
         assert end["pruned"]["params"] <= 0.4 * end["dense"]["params"]
-
-
-def wait_for(condition, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, "the sweep has ended"
-        assert time.monotonic() < deadline, "nothing happens"
-        time.sleep(0.01)
-
-
-SWEEP = [sys.executable, "-m", "paam", "sweep", "tiny.toml", "--out=out", "--device=cpu", "--trust-code"]
 
 
 def test_an_interrupt_reaches_the_runs_they_save_and_the_sweep_goes_on(here):

@@ -18,7 +18,7 @@ from paam.errors import ArtifactError, PaamError, TargetError
 from paam.graph.network import Choice, Network, prepare
 from paam.models import resnet20, vgg16_bn
 from paam.pruning.select import Selection, check_reachable, select
-from test_select import IMAGE, NETWORKS, random_scores
+from scored import IMAGE, NETWORKS, random_scores
 
 
 def kept_by_group(chosen: Selection) -> dict[str, set[int]]:

@@ -15,11 +15,11 @@ import pytest
 import torch
 from rich.console import Console
 
+from foreign import NET
 from paam.graph.network import prepare
 from paam.pruning.inspection import inspect
 from paam.views.lines import LONGEST, complain, put, show, write
 from paam.views.tables import inspection_table, sweep_table
-from test_trust import NET
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\r\b\u202e[bold red]"
 """Clears the screen, sets the title, and so on; and what rich would take for a style."""

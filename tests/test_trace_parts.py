@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from conftest import compacted, lively, relative_error
+from networks import compacted, lively, relative_error
 from paam import Pruner
 from paam.errors import GraphError
 from paam.graph.checks.recorded_trial import Trial

@@ -12,6 +12,7 @@ from PIL import Image
 
 import paam.cli
 from events import of_kind, typed
+from foreign import NET
 from paam.config.recipe import load_recipe
 from paam.config.trust import ZOOS, check_trusted, is_code
 from paam.errors import TrustError
@@ -22,20 +23,6 @@ from paam.runs.record import read_record
 from paam.views.listing import list_runs, resume_command
 from ran import run
 
-NET = """
-import pathlib
-
-pathlib.Path("ran").touch()
-
-from torch import nn
-
-
-def make(num_classes, in_channels):
-    return nn.Sequential(
-        nn.Conv2d(in_channels, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, num_classes),
-    )
-"""
 RECIPE = """
 [model]
 name = "foreign_net:make"

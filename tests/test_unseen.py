@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conftest import lively
+from networks import lively
 from paam import Pruner
 from paam.errors import GraphError
 from paam.graph.network import prepare

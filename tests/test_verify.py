@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import paam
-from conftest import compacted, lively
+from networks import compacted, lively
 from paam import Pruner
 from paam.errors import ArtifactError, GraphError
 from paam.graph.checks.differences import apart

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 import paam
-from conftest import relative_error
+from networks import relative_error
 from yolo import OFFLINE, ultralytics
 
 pytestmark = pytest.mark.zoo

@@ -19,7 +19,7 @@ zoo = pytest.importorskip("zoo", reason="torchvision and timm are not installed:
 
 import paam  # noqa: E402
 import paam.cli  # noqa: E402
-from conftest import compacted, lively  # noqa: E402
+from networks import compacted, lively  # noqa: E402
 from paam.data.augment import OPERATIONS, trivial_augment  # noqa: E402
 from paam.models import build_model, resnet56  # noqa: E402
 from paam.models.zoo import import_torchvision  # noqa: E402

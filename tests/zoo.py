@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from conftest import compacted, lively, random_choice, relative_error
+from networks import compacted, lively, random_choice, relative_error
 from paam import Pruner, count
 from paam.errors import GraphError, one_line
 from paam.graph.network import Choice, Network
