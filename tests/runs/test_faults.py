@@ -1,4 +1,4 @@
-"""A seeded sample of the faults of tests/faults.py, and that they are found where there is something to find."""
+"""A seeded sample of the faults of faults.py, and that they are found where there is something to find."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_no_refusal_passes_escapes_on(cli, tmp_path, monkeypatch, arguments):
 
 def test_where_a_report_lies_is_shown_to_people_and_said_to_programs(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    record = Path(__file__).parents[1] / "results" / "demo" / "record.jsonl"
+    record = Path(__file__).parents[2] / "results" / "demo" / "record.jsonl"
     run = tmp_path / "\x1b[2J"
     run.mkdir()
     (run / "record.jsonl").write_bytes(record.read_bytes())

@@ -9,7 +9,7 @@ import pytest
 
 from generator.generating import generate
 
-PAGE = Path(__file__).parents[1] / "docs" / "guide" / "networks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "networks.md"
 ENOUGH = 2000
 """Networks among which there must be one with each of what is claimed."""
 

@@ -26,7 +26,7 @@ from paam.data.manifest import manifest_of
 from paam.data.marks import mark_pixels
 from paam.errors import DataError, PaamError, RecipeError
 
-REAL_CIFAR10 = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar10"
+REAL_CIFAR10 = Path(__file__).resolve().parents[3] / "shared" / "data" / "cifar10"
 BATCHES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 

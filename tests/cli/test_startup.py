@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 EVERY_MODULE = """
 import importlib, pkgutil, sys
 for name in ("paam.config", "paam.views", "paam.report"):

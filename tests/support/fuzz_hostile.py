@@ -116,7 +116,7 @@ def bombs() -> Attempt:
         (here / "own.toml").write_text(text)
         (here / PLAN_FILE).write_text(text)
         (here / PROGRESS_FILE).write_text(text)
-        record = Path(__file__).parents[1] / "results" / "demo" / RECORD_FILE
+        record = Path(__file__).parents[2] / "results" / "demo" / RECORD_FILE
         lines = record.read_text("utf-8").splitlines(keepends=True)
         (here / RECORD_FILE).write_text("".join([*lines[: rng.randrange(3)], text.replace("\n", ""), "\n", lines[-1]]))
         for name, read in ((PLAN_FILE, Plan.read), (RECORD_FILE, READERS[RECORD_FILE])):

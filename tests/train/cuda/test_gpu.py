@@ -4,8 +4,8 @@ Training amplifies rounding: after a hundred steps even float32 differs in the s
 So the yardstick is the plain run itself with noise of rounding's size on its images, the farthest of four: another way
 to compute may differ from it by twice as much.
 
-Run by hand where there is a GPU: `python -m pytest -m gpu -s tests/test_gpu.py`; benchmarks/agreement.h200.txt holds
-such an output.
+Run by hand where there is a GPU: `python -m pytest -m gpu -s tests/train/cuda/test_gpu.py`;
+benchmarks/agreement.h200.txt holds such an output.
 """
 
 from __future__ import annotations

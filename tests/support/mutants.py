@@ -1,6 +1,7 @@
 """Do the tests notice when the code is wrong? One operator of src/paam is changed at a time, and its tests are run.
 
-    python tests/mutants.py [--count 200] [--seed 0] [--module flows] [--only graph/flows.py:159] [--sample] [--jobs 2]
+    python tests/support/mutants.py [--count 200] [--seed 0] [--module flows] [--only graph/flows.py:159] [--sample]
+                                    [--jobs 2]
 
 Changed are the modules under graph/, and pruning/select.py, in a copy of the sources: the working tree stays as
 it is. A mutant is one source line with another operator, number, bound or condition in it (mutant_places.py). It is
@@ -42,7 +43,7 @@ from typing import Any
 
 from mutant_places import Mutant, Places
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "paam"
 MODULES = ("graph/**/*.py", "pruning/select.py")
 LISTED = Path(__file__).with_suffix(".equivalent.toml")

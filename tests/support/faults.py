@@ -3,9 +3,9 @@
 Each operation has a number. Before it the process is killed (in a write, also in its middle); the power is cut, in the
 three ways of faulty/disk.py; it fails once, as a broken disk, a full one, or a system without memory has it.
 
-python tests/faults.py                                   # all of it
-python tests/faults.py --sample 250                      # some of all kinds, drawn by --seed
-python tests/faults.py --only "prune/strict/17"          # one case
+python tests/support/faults.py                                   # all of it
+python tests/support/faults.py --sample 250                      # some of all kinds, drawn by --seed
+python tests/support/faults.py --only "prune/strict/17"          # one case
 """
 
 from __future__ import annotations

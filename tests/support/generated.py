@@ -1,7 +1,7 @@
 """Random networks, pruned at random: each is exact to 1e-9, or refused by the library, and never anything else.
 
-python tests/generated.py 17                       # one seed: its source, its plan, what became of it, shrunk
-python tests/generated.py --count 20000 --jobs 2 --out FILE
+python tests/support/generated.py 17                       # one seed: its source, its plan, what became of it, shrunk
+python tests/support/generated.py --count 20000 --jobs 2 --out FILE
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def report(seed: int) -> str:
     if outcome.verdict != EXACT:
         smaller, found = shrunk(program, outcome)
         text += ["---- shrunk", "", f"{found.verdict} {found.reason}", found.plan, "", smaller.source()]
-    text.append(f"python tests/generated.py {seed}")
+    text.append(f"python tests/support/generated.py {seed}")
     return "\n".join(text) + "\n"
 
 
@@ -77,7 +77,8 @@ def main() -> None:
     if options.words:
         sys.stdout.write(by_word(found))
     if options.out:
-        options.out.write_text(f"python tests/generated.py --start {options.start} --count {options.count}\n\n{text}")
+        command = f"python tests/support/generated.py --start {options.start} --count {options.count}"
+        options.out.write_text(f"{command}\n\n{text}")
     sys.exit(any(outcome.verdict not in (EXACT, REFUSED) for outcome in found))
 
 

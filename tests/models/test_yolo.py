@@ -20,7 +20,7 @@ from yolo import OFFLINE, ultralytics
 
 pytestmark = pytest.mark.zoo
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXAMPLE, GUIDE = ROOT / "examples" / "prune_yolo.py", ROOT / "docs" / "guide" / "detectors.md"
 
 
@@ -53,7 +53,7 @@ def run_beside_ultralytics(code: str, *arguments: str | Path, cwd: Path) -> None
             **{name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
             **OFFLINE,
             "YOLO_CONFIG_DIR": str(cwd),
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+            "PYTHONPATH": os.pathsep.join(sys.path),
         },
         capture_output=True,
         text=True,

@@ -356,7 +356,7 @@ def test_prune_takes_the_teacher_that_a_recipe_names(tmp_path: Path) -> None:
 
 
 def readme_example(name: str) -> str:
-    text = (Path(__file__).parents[1] / "README.md").read_text()
+    text = (Path(__file__).parents[2] / "README.md").read_text()
     return re.search(rf"<!-- example: {name} -->\n```python\n(.*?)```", text, re.S)[1]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from render import pages
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("docs/*/*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 

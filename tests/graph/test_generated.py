@@ -1,4 +1,4 @@
-"""Thousands of random networks, pruned at random: each is exact, or refused by the library. See tests/generated.py."""
+"""Thousands of random networks, pruned at random: each is exact, or refused by the library. See generated.py."""
 
 from __future__ import annotations
 

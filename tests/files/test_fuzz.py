@@ -9,10 +9,12 @@ from pathlib import Path
 
 import paam
 
+FUZZ = Path(__file__).parents[1] / "support" / "fuzz.py"
+
 
 def test_damaged_input_is_read_or_refused():
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(Path(__file__).with_name("fuzz.py")), "--count=100", "--seed=1"],
+        [sys.executable, "-W", "error", str(FUZZ), "--count=100", "--seed=1"],
         env={**os.environ, "PYTHONPATH": str(Path(paam.__file__).parents[1]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

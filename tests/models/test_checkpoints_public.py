@@ -18,7 +18,7 @@ from paam.train.evaluation import accuracy
 
 @pytest.fixture(scope="module")
 def cifar10(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = Path(__file__).parents[2] / "shared" / "data" / "cifar10" / "unpack.py"
+    source = Path(__file__).parents[3] / "shared" / "data" / "cifar10" / "unpack.py"
     if not source.is_file():
         pytest.skip("CIFAR-10 is not beside this repository")
     target = tmp_path_factory.mktemp("cifar10")

@@ -1,9 +1,9 @@
 """The model zoos: which networks of torchvision and timm can be pruned, and are they exact then?
 
-    python tests/zoo.py [NAME ...]      these, or all but the giants; rewrites docs/reference/coverage.jsonl and .md
+    python tests/support/zoo.py [NAME ...]  these, or all but the giants; rewrites docs/reference/coverage.jsonl and .md
 
-tests/test_zoo.py examines a sample again and compares with what is committed; with ZOO=all it examines all but the
-giants.
+tests/models/test_zoo.py examines a sample again and compares with what is committed; with ZOO=all it examines all but
+the giants.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from paam.graph.network import Choice, Network
 from paam.models import build_model
 from paam.models.zoo import import_torchvision
 
-DOCS = Path(__file__).parents[1] / "docs" / "reference"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 GIANT = 100_000_000
 """Parameters above which a model is examined by hand only."""
 SECONDS, MEMORY = 300, 10 << 30

@@ -1,6 +1,6 @@
 """Everything that paam reads from users, damaged in thousands of ways: it is read or refused in one sentence.
 
-    python tests/fuzz.py [--count 3000] [--seed 0] [--kind image] [--number 17]
+    python tests/support/fuzz.py [--count 3000] [--seed 0] [--kind image] [--number 17]
 
 Whatever else happens (another exception, a hang, a process started, memory beyond a bound) ends the script with the
 kind and number of the input, which reproduce it.
@@ -139,7 +139,7 @@ def plans() -> Attempt:
 
 def records() -> Attempt:
     recipe = load_recipe("digits-resnet20-kq")
-    path = Path(__file__).parents[1] / "results" / "demo" / RECORD_FILE
+    path = Path(__file__).parents[2] / "results" / "demo" / RECORD_FILE
     lines = path.read_text("utf-8").splitlines()
     start = {**json.loads(lines[0]), "recipe": portable(recipe), "seed": 0}
     lines = [json.dumps(start), *lines[20:30], lines[-1]]
@@ -356,7 +356,7 @@ def fuzz(kind: str, count: int, seed: int, number: int | None = None) -> tuple[i
                 check_told(error)
                 refused += 1
             except BaseException as error:
-                error.add_note(f"python tests/fuzz.py --seed {seed} --kind {kind} --number {place}")
+                error.add_note(f"python tests/support/fuzz.py --seed {seed} --kind {kind} --number {place}")
                 raise
             finally:
                 faulthandler.cancel_dump_traceback_later()

@@ -29,7 +29,7 @@ from yolo import ultralytics
 pytestmark = pytest.mark.zoo
 
 CLASSES = 7
-GUIDE = Path(__file__).parents[1] / "docs" / "guide" / "detectors.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "detectors.md"
 
 
 def noise(*shape: int, seed: int) -> Tensor:
