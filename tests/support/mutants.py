@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import compileall
 import contextlib
+import functools
 import gc
 import importlib.util
 import inspect
@@ -67,7 +68,7 @@ TESTS = {
         " test_pruner test_files test_small_networks"
     ),
 }
-"""Which test files belong to a module, beside those of DIRECT; files that are not there are skipped."""
+"""Which test files belong to a module, beside those of DIRECT, by their names: each must be there once under tests/."""
 DIRECT = (
     *("test_flows", "test_layers_cut", "test_comparing", "test_draws", "test_layer_trials", "test_numbers"),
     *("test_record_parts", "test_graph_parts", "test_rule_parts", "test_settled", "test_trace_parts"),
@@ -109,8 +110,16 @@ def drawn(places: Mapping[str, Sequence[Mutant]], count: int, seed: int) -> list
 
 def tests_of(module: str) -> list[str]:
     own = next(names for pattern, names in TESTS.items() if fnmatch(module, pattern)).split()
-    names = dict.fromkeys((*DIRECT, *own))
-    return [f"tests/{name}.py" for name in names if (ROOT / "tests" / f"{name}.py").exists()]
+    return [file_named(name) for name in dict.fromkeys((*DIRECT, *own))]
+
+
+@functools.cache
+def file_named(name: str) -> str:
+    """The one file of that name, wherever it lies under tests/."""
+    found = sorted((ROOT / "tests").rglob(f"{name}.py"))
+    if len(found) != 1:
+        raise SystemExit(f"mutants.py names {name}.py, of which there are {len(found)} under tests/.")
+    return found[0].relative_to(ROOT).as_posix()
 
 
 def file_of(test: str) -> str:
@@ -357,6 +366,8 @@ def main() -> None:
         mutants = drawn(chosen, SAMPLE if options.sample else options.count, options.seed)
     if not mutants:
         parser.error("there is nothing to change")
+    for name in (*DIRECT, *" ".join(TESTS.values()).split()):
+        file_named(name)  # also where no mutant of today needs it
     say(f"{len(mutants)} of {sum(map(len, chosen.values()))} places in {len(chosen)} modules.\n")
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
