@@ -36,38 +36,38 @@ test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -m "not slow and not crash and not browser and not zoo and not gpu and not generated and not faults"
 
 test-generated: $(READY)
-	$(BIN)/python -m pytest -m generated tests/test_generated.py tests/test_claims.py
+	$(BIN)/python -m pytest -m generated tests/graph/test_generated.py tests/project/test_claims.py
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
 test-crash: $(READY)
-	$(BIN)/python -m pytest -m crash tests/test_killed.py
+	$(BIN)/python -m pytest -m crash tests/runs/test_killed.py
 
 test-faults: $(READY)
-	$(BIN)/python -m pytest -m faults tests/test_faults.py
+	$(BIN)/python -m pytest -m faults tests/runs/test_faults.py
 
 faults: $(READY)
-	$(BIN)/python -W error tests/faults.py --jobs 2 --out tests/faults.counts.txt
+	$(BIN)/python -W error tests/support/faults.py --jobs 2 --out tests/support/faults.counts.txt
 
 fuzz: $(READY)
-	$(BIN)/python tests/fuzz.py
+	$(BIN)/python tests/support/fuzz.py
 
 mutants: $(READY)
-	$(BIN)/python tests/mutants.py
+	$(BIN)/python tests/support/mutants.py
 
 test-browser: $(READY)
 	$(BIN)/python -m pytest -m browser
 
 test-zoo: $(EXTRAS)
-	$(BIN)/python -m pytest -m zoo tests/test_zoo.py tests/test_small_networks.py tests/test_small_training.py tests/test_tensorboard.py tests/test_compiled_kernels.py
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m zoo tests/test_kernels.py
+	$(BIN)/python -m pytest -m zoo tests/models/test_zoo.py tests/artifacts/test_small_networks.py tests/graph/test_small_training.py tests/views/test_tensorboard.py tests/train/cuda/test_compiled_kernels.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m zoo tests/train/cuda/test_kernels.py
 
 test-detectors: $(DETECTORS)
-	$(BIN)/python -m pytest -m zoo tests/test_detection_ops.py tests/test_detectors.py tests/test_yolo.py
+	$(BIN)/python -m pytest -m zoo tests/models/test_detection_ops.py tests/models/test_detectors.py tests/models/test_yolo.py
 
 coverage: $(EXTRAS)
-	cd tests && ../$(BIN)/python zoo.py
+	$(BIN)/python tests/support/zoo.py
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """Point the docs' links into the code at the lines of what they name: python tools/point_links.py
 
-A link is `[name](path#L12)`; tests/test_docs.py fails when line 12 does not define `name`.
+A link is `[name](path#L12)`; tests/project/test_docs.py fails when line 12 does not define `name`.
 """
 
 from __future__ import annotations

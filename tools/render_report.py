@@ -14,7 +14,7 @@ from PIL import Image
 from paam.report.page import write_report
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "tests"))
+sys.path.append(str(ROOT / "tests" / "support"))
 from browser import browser  # noqa: E402 - the tests' own way to a browser
 
 OURS = ("medium-seed1", "medium-seed[02]", "high-seed?", "[!mh]*", "high-l1*")

@@ -1,7 +1,7 @@
 """Fills README.md and docs/ from the records: tables and sections between markers, and the figures.
 
 A block stands between `<!-- name -->` and `<!-- /name -->` and is empty while its records do not exist.
-tests/test_docs.py fails when a page or a figure is out of date.
+tests/project/test_docs.py fails when a page or a figure is out of date.
 """
 
 from __future__ import annotations

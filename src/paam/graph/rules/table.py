@@ -2,7 +2,7 @@
 
 A rule is a function of a :class:`Site` (one node of the graph, with shapes and channel axes at hand) that returns
 an :class:`Op`. To teach paam an operation, write its rule and enter it under the module class, the function, or the
-name of the tensor method, and give it a case in tests/test_networks.py.
+name of the tensor method, and give it a case in tests/graph/test_networks.py.
 """
 
 from __future__ import annotations
