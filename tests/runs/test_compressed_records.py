@@ -16,7 +16,7 @@ from paam.errors import ArtifactError
 from paam.runs import record as records
 from paam.runs.record import COMPRESSED_FILE, RECORD_FILE, read_events, record_in, salvage_events
 
-DEMO = Path(__file__).parents[1] / "results" / "demo"
+DEMO = Path(__file__).parents[2] / "results" / "demo"
 
 
 @pytest.fixture
