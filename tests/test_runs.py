@@ -511,7 +511,8 @@ def test_the_start_of_the_record_says_what_the_run_depends_on(whole):
     epochs = [e for e in read_record(whole / "record.jsonl") if e["event"] == "epoch"]
     trained = groupby((e["phase"], e["cycle"]) for e in epochs)
     assert start["phases"] == [
-        {"name": name, "epochs": len([*every]), "cycle": cycle} for (name, cycle), every in trained
+        {"name": name, "epochs": len([*every]), "cycle": cycle, "role": name, "label": ""}
+        for (name, cycle), every in trained
     ]
     assert start["dense"]["params"] == sum(p.numel() for p in small().parameters())
 

@@ -56,4 +56,4 @@ def _dense_epochs(weights: str, folder: Path) -> int | None:
     record = folder / Path(weights).parent.name / "record.jsonl"
     if Path(weights).name != "dense.safetensors" or not record.is_file():
         return None
-    return sum(epoch.phase == "warmup" for epoch in gather(record.parent.name, read_events(record)).epochs)
+    return sum(epoch.does == "warmup" for epoch in gather(record.parent.name, read_events(record)).epochs)

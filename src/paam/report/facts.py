@@ -20,6 +20,8 @@ class Cycle:
     kept_params: float | None = None
     kept_macs: float | None = None
     accuracy: float | None = None
+    epoch: int | None = None
+    """In which it was made."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class Facts:
     @property
     def own_epochs(self) -> list[Epoch]:
         """Without those of the dense control, which is another network."""
-        return [epoch for epoch in self.epochs if epoch.phase != "control"]
+        return [epoch for epoch in self.epochs if epoch.does != "control"]
 
     @property
     def fair(self) -> bool:

@@ -108,6 +108,8 @@ def _sections(run: Facts) -> dict[str, Any]:
         "budget": budget.budget(run),
         "curves": figures.curves(run) if run.epochs else {},
         "curve_data": figures.curve_data(run),
+        "phases": figures.phase_legend(run),
+        "learns_scores": any(epoch.does == "score" for epoch in run.epochs),
         "monitor": figures.monitor(run),
         "scores": scores,
         "score_plots": figures.score_plots(scores) if scores else None,

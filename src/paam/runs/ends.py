@@ -30,7 +30,7 @@ LATENCY_BATCH = 128
 
 
 def phase_facts(phases: Sequence[Phase]) -> list[PhaseFacts]:
-    return [PhaseFacts(phase.name, phase.epochs, phase.cycle) for phase in phases]
+    return [PhaseFacts(phase.name, phase.epochs, phase.cycle, phase.role, phase.label) for phase in phases]
 
 
 def start_event(job: Job, pruner: Pruner, data: Dataset, manifest: Manifest) -> Start:
