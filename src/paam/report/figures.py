@@ -57,6 +57,10 @@ class Mark:
     """Whether the label stands on the left."""
     shift: float = 0.0
     """How far the label moved down from its point, in percent, to stay clear of others; up where negative."""
+    look: str = ""
+    """Colour and shape, where marks of a kind differ."""
+    ring: int = 0
+    """How many others lie over it at the same place."""
 
 
 @dataclass(frozen=True)
