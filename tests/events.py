@@ -121,6 +121,7 @@ END = {
         "latency_ms": LATENCY,
         "uncounted": {"softmax": 1},
         "trained": "warm-up",
+        "layers": {"conv1": 8000, "conv2": 12000},
     },
     "pruned": {
         "accuracy": 88.5,
@@ -129,6 +130,7 @@ END = {
         "latency_ms": {**LATENCY, "median": 2.0},
         "uncounted": {},
         "trained": "",
+        "layers": {"conv1": 6000, "conv2": 5000},
     },
 }
 

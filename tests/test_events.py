@@ -100,7 +100,7 @@ def test_a_later_version_may_know_more():
 ANY = {("start", "recipe"), ("start", "data"), ("changed", "changes")}
 """Tables of anything."""
 DEFAULTS = {"paam", "python", "torch", "commit", "device", "command", "data", "samples", "classes", "normalization"}
-DEFAULTS |= {"step", "skipped", "notes", "uncounted", "trained", "stream", "cycle", "role", "label"}
+DEFAULTS |= {"step", "skipped", "notes", "uncounted", "trained", "stream", "cycle", "role", "label", "layers"}
 """Keys that may be missing."""
 NEEDED = [
     (line, path)
@@ -250,6 +250,7 @@ outcomes = st.builds(
     st.builds(Milliseconds, st.floats(1e-9, 1e18), positive, positive),
     st.dictionaries(texts, counts, max_size=2),
     st.sampled_from(["", "as long", "warm-up", "as given"]),
+    st.dictionaries(texts, counts, max_size=2),
 )
 
 

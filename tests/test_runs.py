@@ -525,6 +525,9 @@ def test_the_end_says_how_long_the_dense_network_was_trained(tmp_path, change):
     after_warmup = "warm-up" if schedule["warmup"] else "as given"
     assert end["dense"]["trained"] == ("as long" if change["control"] else after_warmup)
     assert end["pruned"]["trained"] == ""
+    for network in (end["dense"], end["pruned"]):
+        assert sum(network["layers"].values()) == network["macs"]
+    assert end["dense"]["layers"].keys() == end["pruned"]["layers"].keys()
 
 
 def test_learning_rates_of_the_record_are_those_of_the_recipe(whole):

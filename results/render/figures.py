@@ -56,7 +56,7 @@ def layers(run: Facts) -> str:
         parts.append(part)
         left += panel.pixels + 8
     tied = run.setting("prune.streams") == "tied"
-    title = f"What each layer kept: {found.kept:,} of {found.filters:,} filters"
+    title = f"What each layer kept: {found.kept:,} of {found.total:,} filters"
     title += ", tied layers counted once" if tied else ""
     return _picture(title, _of(run), parts, top + row - 24)
 

@@ -219,6 +219,8 @@ class Milliseconds:
 class Outcome:
     """What was measured of a network at the end. ``uncounted``: operations that MACs and parameters leave out.
 
+    ``layers``: MACs of each layer that has any.
+
     ``trained`` of the dense network: for as many epochs as the pruned one, in warm-up alone, or not at all.
     """
 
@@ -228,6 +230,7 @@ class Outcome:
     latency_ms: Milliseconds
     uncounted: dict[str, int] = field(default_factory=dict)
     trained: Annotated[str, OneOf("", "as long", "warm-up", "as given")] = ""
+    layers: dict[str, Annotated[int, COUNT]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

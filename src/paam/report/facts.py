@@ -108,6 +108,16 @@ class Facts:
         return next((kept for kept in reversed(widths) if kept), {})
 
     @property
+    def layer_macs(self) -> Widths:
+        """MACs of each layer that are left, of how many; empty where they are not recorded of both networks."""
+        if self.end is None:
+            return {}
+        dense, pruned = self.end.dense.layers, self.end.pruned.layers
+        alike = all(macs <= dense.get(name, 0) for name, macs in pruned.items())
+        known = alike and pruned
+        return {name: (pruned.get(name, 0), macs) for name, macs in dense.items() if macs} if known else {}
+
+    @property
     def streams(self) -> frozenset[str]:
         """Groups that write into a residual stream."""
         groups = {} if self.start is None else self.start.groups

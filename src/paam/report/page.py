@@ -110,6 +110,7 @@ def _sections(run: Facts, control: Facts | None) -> dict[str, Any]:
         "changes": [(c.epoch, c.key, setting_text(c.before), setting_text(c.now)) for c in run.changes],
         "cards": headline.cards(run, control),
         "budget": budget.budget(run),
+        "macs": budget.macs(run),
         "curves": figures.curves(run) if run.epochs else {},
         "curve_data": figures.curve_data(run),
         "phases": figures.phase_legend(run),
