@@ -16,6 +16,7 @@ from rich.console import Console
 import events as running
 import records
 from paam.config.recipe import recipe_from_tree
+from paam.errors import StoppedError
 from paam.events import ROLES, Epoch, Event, Start, of_kind
 from paam.methods import Method, known_methods, register_method
 from paam.methods.parts import cut_by
@@ -259,3 +260,19 @@ def test_a_cut_outside_of_cycles_has_no_number():
     facts = records.facts_of("once", lines)
     assert "right after the cut" in [stage.label for stage in stages(facts)]
     assert "cycle 0" not in page([facts])
+
+
+def test_a_run_begun_before_records_said_what_phases_do_is_resumed(tmp_path):
+    tree = {"model": {"name": "resnet20"}, "data": {"name": "digits", "batch_size": 512}}
+    tree |= {"prune": {"method": "sfp", "streams": "tied"}, "target": {"keep_filters": 0.5, "uniform": True}}
+    schedule = {"warmup": 1, "cycles": 1, "score": 0, "weight": 1, "finetune": 1}
+    recipe = recipe_from_tree({**tree, "schedule": schedule})
+    done: list[Event] = []
+    with pytest.raises(StoppedError):
+        run(recipe, tmp_path / "run", device="cpu", watch=done.append, stop=lambda: len(of_kind(done, Epoch)) > 1)
+    path = tmp_path / "run" / "record.jsonl"
+    lines = nameless([json.loads(line) for line in path.read_text().splitlines()])
+    assert "role" not in lines[0]["phases"][0]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    events = run(recipe, tmp_path / "run", device="cpu", resume=True)
+    assert [epoch.role for epoch in of_kind(events, Epoch)] == ["", "", "finetune"]
