@@ -28,6 +28,7 @@ from events import (
 from paam.config.schema import InvalidError
 from paam.events import (
     KINDS,
+    ROLES,
     Changed,
     Cost,
     End,
@@ -85,7 +86,7 @@ def test_numbers_of_a_line_are_those_of_its_event():
     assert isinstance(end, End)
     assert (end.pruned.latency_ms.median, end.dense.latency_ms.median, end.dense.trained) == (2.0, 4.0, "warm-up")
     assert isinstance(first, Start)
-    assert first.phases[2] == PhaseFacts("weight", 2, 1)
+    assert first.phases[2] == PhaseFacts("weight", 2, 1, "weight")
     assert (first.setting("model.name"), first.setting("model.x"), first.setting("y.x")) == ("tiny", None, None)
 
 
@@ -99,7 +100,7 @@ def test_a_later_version_may_know_more():
 ANY = {("start", "recipe"), ("start", "data"), ("changed", "changes")}
 """Tables of anything."""
 DEFAULTS = {"paam", "python", "torch", "commit", "device", "command", "data", "samples", "classes", "normalization"}
-DEFAULTS |= {"step", "skipped", "notes", "uncounted", "trained", "stream", "cycle"}
+DEFAULTS |= {"step", "skipped", "notes", "uncounted", "trained", "stream", "cycle", "role", "label", "layers"}
 """Keys that may be missing."""
 NEEDED = [
     (line, path)
@@ -126,7 +127,7 @@ def allowed(damage: object, kind: str, path: tuple[str, ...], value: object) -> 
         return isinstance(value, list)
     if damage is None:
         return key == "threshold" or (key == "accuracy" and len(path) == 1)
-    return isinstance(damage, str) and isinstance(value, str) and key not in ("monitor", "trained")
+    return isinstance(damage, str) and isinstance(value, str) and key not in ("monitor", "trained", "role")
 
 
 @pytest.mark.parametrize(("line", "path"), NEEDED, ids=lambda value: ".".join(value) if type(value) is tuple else "")
@@ -239,7 +240,8 @@ accuracies = st.floats(0, 100)
 numbers = st.floats(-1e18, 1e18)
 positive = st.floats(0, 1e18)
 widths = st.dictionaries(texts, costs.flatmap(lambda w: st.tuples(st.integers(0, w), st.just(w))), max_size=3)
-lengths = st.lists(st.builds(PhaseFacts, texts, st.integers(0, 1000), counts), max_size=4)
+roles = st.sampled_from(["", *ROLES])
+lengths = st.lists(st.builds(PhaseFacts, texts, st.integers(0, 1000), counts, roles, texts), max_size=4)
 outcomes = st.builds(
     Outcome,
     accuracies,
@@ -248,6 +250,7 @@ outcomes = st.builds(
     st.builds(Milliseconds, st.floats(1e-9, 1e18), positive, positive),
     st.dictionaries(texts, counts, max_size=2),
     st.sampled_from(["", "as long", "warm-up", "as given"]),
+    st.dictionaries(texts, counts, max_size=2),
 )
 
 
@@ -275,7 +278,20 @@ events: st.SearchStrategy[Any] = st.one_of(
     lengths.flatmap(starts),
     st.builds(Resumed, counts, counts, counts, st.lists(texts, max_size=2), st.lists(texts, max_size=2)),
     st.builds(Changed, counts, st.dictionaries(texts, st.tuples(texts, st.none() | counts), max_size=2), counts, texts),
-    st.builds(Epoch, counts, texts, counts, numbers, positive, st.none() | accuracies, shares, shares, positive),
+    st.builds(
+        Epoch,
+        counts,
+        texts,
+        counts,
+        numbers,
+        positive,
+        st.none() | accuracies,
+        shares,
+        shares,
+        positive,
+        roles,
+        texts,
+    ),
     st.builds(Scores, counts, counts, st.dictionaries(texts, st.lists(numbers, max_size=4), max_size=3)),
     st.builds(
         Selected,

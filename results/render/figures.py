@@ -56,7 +56,7 @@ def layers(run: Facts) -> str:
         parts.append(part)
         left += panel.pixels + 8
     tied = run.setting("prune.streams") == "tied"
-    title = f"What each layer kept: {found.kept:,} of {found.filters:,} filters"
+    title = f"What each layer kept: {found.kept:,} of {found.total:,} filters"
     title += ", tied layers counted once" if tied else ""
     return _picture(title, _of(run), parts, top + row - 24)
 
@@ -90,11 +90,8 @@ def curves(run: Facts) -> str:
     for plot in plots.values():
         parts.append(_plot(plot, left, top, width, height))
         top += height + 58
-    phases = {"warmup": "warm-up", "score": "score phase (its loss holds the penalty)", "weight": "weight phase"}
-    seen = {epoch.phase for epoch in run.epochs}
-    entries = [(phase, label) for phase, label in phases.items() if phase in seen]
-    if "control" in seen:
-        entries.append(("control", "dense control, grey line"))
+    penalty = {"score": "score phase (its loss holds the penalty)"}
+    entries = [(kind, penalty.get(kind, words)) for kind, words in figures.phase_legend(run) if kind != "finetune"]
     parts.append({"kind": "legend", "entries": entries, "left": left - 10, "top": top - 20})
     return _picture("Training: scores and weights take turns", _of(run), parts, top)
 

@@ -58,4 +58,4 @@ def _dense_epochs(weights: str, folder: Path) -> int | None:
     run = folder / (path.parent.name if path.name == "dense.safetensors" else path.stem)
     if path.suffix != ".safetensors" or not record_in(run).is_file():
         return None
-    return sum(epoch.phase == "warmup" for epoch in gather(run.name, read_events(record_in(run))).epochs)
+    return sum(epoch.does == "warmup" for epoch in gather(run.name, read_events(record_in(run))).epochs)

@@ -10,7 +10,7 @@ from statistics import fmean
 from paam.events import Epoch, Outcome
 from paam.report.comparison import PUBLISHED, spread
 from paam.report.facts import Facts
-from paam.report.figures import PHASES, monitor
+from paam.report.figures import monitor, phase_label
 from paam.report.stages import stages
 from paam.views.format import NOTHING
 from render.markdown import table
@@ -178,7 +178,7 @@ def unfinished(folders: Iterable[Path]) -> str:
         for run in runs(folder):
             if not run.finished:
                 last = run.epochs[-1] if run.epochs else None
-                phase = PHASES.get(last.phase, last.phase) if last else NOTHING
+                phase = phase_label(last) if last else NOTHING
                 dense = next((stage.accuracy for stage in stages(run) if stage.kind == "warmup"), None)
                 done = last.epoch + 1 if last else 0
                 where = f"`results/{folder.name}/{run.name}`"
@@ -193,7 +193,7 @@ def short(folder: Path) -> str:
     for run in (run for run in runs(folder) if run.finished):
         rows.append((run.pruned, run.dense, _label(run)))
         if run.setting("schedule.control"):
-            epochs = Counter(epoch.phase for epoch in run.epochs)
+            epochs = Counter(epoch.does for epoch in run.epochs)
             rows.append((run.dense, run.dense, f"dense control, {epochs['warmup'] + epochs['control']} epochs"))
     rows.sort(key=lambda row: row[0].accuracy, reverse=True)
     return table(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from paam.config.schema import InvalidError, OneOf, Range, read
 
@@ -26,6 +26,11 @@ ANY = Range(-LARGEST, LARGEST)
 
 LONGEST = 10**6
 """Epochs of a run; more are damage."""
+
+Role = Literal["warmup", "score", "weight", "finetune", "control"]
+ROLES: tuple[Role, ...] = get_args(Role)
+"""What a phase does, whatever its name: it makes the dense network; trains scorers; trains the network that is pruned;
+trains the small network; trains the dense control, which is another network."""
 
 Widths = dict[str, tuple[int, int]]
 """Group -> filters kept, filters in all."""
@@ -55,11 +60,20 @@ class GroupFacts:
 
 @dataclass(frozen=True)
 class PhaseFacts:
-    """A stretch of epochs that are trained alike; cycles count from 1, 0 is outside of them."""
+    """A stretch of epochs that are trained alike; cycles count from 1, 0 is outside of them.
+
+    ``role``: one of ROLES. ``label``: what goes on, in words, where its role does not say enough.
+    """
 
     name: str
     epochs: Annotated[int, COUNT]
     cycle: Annotated[int, COUNT] = 0
+    role: Annotated[str, OneOf("", *ROLES)] = ""
+    label: str = ""
+
+    @property
+    def does(self) -> str:
+        return _role(self.role, self.name)
 
 
 @dataclass(frozen=True)
@@ -127,7 +141,10 @@ class Changed:
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch that is done, counted from 0. ``accuracy``: in percent, None where there are no images to measure on."""
+    """An epoch that is done, counted from 0. ``accuracy``: in percent, None where there are no images to measure on.
+
+    ``phase``: name of its phase, ``role`` and ``label`` as there.
+    """
 
     epoch: Annotated[int, COUNT]
     phase: str
@@ -138,6 +155,12 @@ class Epoch:
     kept_params: Annotated[float, SHARE]
     kept_macs: Annotated[float, SHARE]
     seconds: Annotated[float, COUNT]
+    role: Annotated[str, OneOf("", *ROLES)] = ""
+    label: str = ""
+
+    @property
+    def does(self) -> str:
+        return _role(self.role, self.phase)
 
 
 @dataclass(frozen=True)
@@ -196,6 +219,8 @@ class Milliseconds:
 class Outcome:
     """What was measured of a network at the end. ``uncounted``: operations that MACs and parameters leave out.
 
+    ``layers``: MACs of each layer that has any.
+
     ``trained`` of the dense network: for as many epochs as the pruned one, in warm-up alone, or not at all.
     """
 
@@ -205,6 +230,7 @@ class Outcome:
     latency_ms: Milliseconds
     uncounted: dict[str, int] = field(default_factory=dict)
     trained: Annotated[str, OneOf("", "as long", "warm-up", "as given")] = ""
+    layers: dict[str, Annotated[int, COUNT]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -238,6 +264,11 @@ NAMES: dict[type, str] = {
 }
 """What the record calls each kind."""
 KINDS = {name: kind for kind, name in NAMES.items()}
+
+
+def _role(role: str, name: str) -> str:
+    """Records that do not say the role of a phase name it by its role; empty where it is not known."""
+    return role or (name if name in ROLES else "")
 
 
 def setting(recipe: Mapping[str, Any], key: str) -> Any:

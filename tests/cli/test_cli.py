@@ -940,11 +940,31 @@ def test_a_speed_up_says_what_the_quartiles_leave_open():
     ]
     text = io.StringIO()
     Console(file=text, width=200).print(comparison_table("a CPU", rows))
-    title, _, dense, pruned, *note = text.getvalue().splitlines()
+    title, _, dense, _, pruned, left, *note = text.getvalue().splitlines()
     assert title.strip() == "a CPU"
     assert "vary so much" in note[0]  # 20 is more than 1.5 times 7
     assert dense.rstrip().endswith("1.00 x")
-    assert pruned.rstrip().endswith("1.50 x (0.50 to 2.00)")
+    assert pruned.rstrip().endswith("1.50 x")
+    assert " ".join(left.split()) == "quartiles 7.00 to 20.00 0.50 to 2.00"
+
+
+def test_eighty_columns_hold_timings_of_seconds_and_their_quartiles():
+    times = {"dense": Latency(21234.56, 20200.12, 21300.34), "pruned": Latency(10612.34, 10600.11, 10650.99)}
+    rows = [
+        Speed(network, mode, latency, 103456.0, 8 * 2**30)
+        for mode in ("eager", "compiled")
+        for network, latency in times.items()
+    ]
+    text = io.StringIO()
+    Console(file=text, width=80).print(comparison_table("NVIDIA H200, batch 128", rows))
+    lines = [" ".join(line.split()) for line in text.getvalue().splitlines()[2:]]
+    assert lines[:4] == [
+        "dense eager 21234.56 103,456 8192.0 MiB 1.00 x",
+        "quartiles 20200.12 to 21300.34",
+        "pruned eager 10612.34 103,456 8192.0 MiB 2.00 x",
+        "quartiles 10600.11 to 10650.99 1.90 to 2.01",
+    ]
+    assert len(lines) == 8
 
 
 @pytest.mark.parametrize("command", ["export --format=pt2", "bench"])

@@ -353,6 +353,33 @@ def test_light_and_dark_follow_the_system_and_the_button(chromium, reports):
     assert chromium.evaluate(paper) == light
 
 
+@pytest.mark.parametrize("button", [False, True])
+def test_paper_is_white_to_its_edges_whatever_the_screen_was(chromium, reports, tmp_path, button):
+    """The margins of a printed page have the colour of an empty page in the root's scheme."""
+    chromium.open(reports["one"], scheme="light" if button else "dark")
+    if button:
+        chromium.evaluate("document.getElementById('theme').click()")
+    scheme = "getComputedStyle(document.documentElement).colorScheme"
+    assert chromium.evaluate(scheme) == "dark"
+    features = [{"name": "prefers-color-scheme", "value": "light" if button else "dark"}]
+    chromium.call("Emulation.setEmulatedMedia", media="print", features=features)
+    printed = chromium.evaluate(scheme), chromium.evaluate("getComputedStyle(document.body).backgroundColor")
+    chromium.call("Emulation.setEmulatedMedia", media="", features=features)
+    assert printed == ("light", "rgb(255, 255, 255)")
+
+
+@pytest.mark.parametrize("name", ["one", "many"])
+def test_what_stands_before_the_words_of_a_legend_keeps_its_shape_on_a_phone(chromium, reports, name):
+    sizes = "[...document.querySelectorAll('.legend i')].map(i => [i.offsetWidth, i.offsetHeight])"
+    found = {}
+    for width in (DESKTOP, PHONE):
+        chromium.open(reports[name], width=width)
+        chromium.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+        found[width] = chromium.evaluate(sizes)
+    assert found[PHONE] == found[DESKTOP]
+    assert min(width for width, _ in found[PHONE]) >= 5
+
+
 def test_a_link_opens_its_run_and_paper_opens_all(chromium, reports):
     chromium.open(reports["many"])
     is_open = "[...document.querySelectorAll('details.run')].map(d => d.open)"

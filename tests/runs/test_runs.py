@@ -450,7 +450,8 @@ def test_the_start_of_the_record_says_what_the_run_depends_on(whole):
     epochs = [e for e in read_record(whole / "record.jsonl") if e["event"] == "epoch"]
     trained = groupby((e["phase"], e["cycle"]) for e in epochs)
     assert start["phases"] == [
-        {"name": name, "epochs": len([*every]), "cycle": cycle} for (name, cycle), every in trained
+        {"name": name, "epochs": len([*every]), "cycle": cycle, "role": name, "label": ""}
+        for (name, cycle), every in trained
     ]
     assert start["dense"]["params"] == sum(p.numel() for p in small().parameters())
 
@@ -463,6 +464,9 @@ def test_the_end_says_how_long_the_dense_network_was_trained(tmp_path, change):
     after_warmup = "warm-up" if schedule["warmup"] else "as given"
     assert end["dense"]["trained"] == ("as long" if change["control"] else after_warmup)
     assert end["pruned"]["trained"] == ""
+    for network in (end["dense"], end["pruned"]):
+        assert sum(network["layers"].values()) == network["macs"]
+    assert end["dense"]["layers"].keys() == end["pruned"]["layers"].keys()
 
 
 def test_learning_rates_of_the_record_are_those_of_the_recipe(whole):

@@ -18,10 +18,10 @@ Line = dict[str, Any]
 
 SCHEDULE = {"warmup": 2, "cycles": 1, "score": 1, "weight": 2, "finetune": 2, "control": False}
 LENGTHS = [
-    {"name": "warmup", "epochs": 2, "cycle": 0},
-    {"name": "score", "epochs": 1, "cycle": 1},
-    {"name": "weight", "epochs": 2, "cycle": 1},
-    {"name": "finetune", "epochs": 2, "cycle": 0},
+    {"name": "warmup", "epochs": 2, "cycle": 0, "role": "warmup", "label": ""},
+    {"name": "score", "epochs": 1, "cycle": 1, "role": "score", "label": ""},
+    {"name": "weight", "epochs": 2, "cycle": 1, "role": "weight", "label": ""},
+    {"name": "finetune", "epochs": 2, "cycle": 0, "role": "finetune", "label": ""},
 ]
 PHASES = ["warmup", "warmup", "score", "weight", "weight", "finetune", "finetune"]
 KEPT = {"conv1": [3, 4], "conv2": [0, 6]}
@@ -72,6 +72,8 @@ def epoch(number: int, seconds: float = 2.0, accuracy: float | None = 50.0, loss
         "kept_params": 0.4 if cut else 1.0,
         "kept_macs": 0.55 if cut else 1.0,
         "seconds": seconds,
+        "role": PHASES[number],
+        "label": "",
     }
 
 
@@ -83,8 +85,11 @@ def controlled(epochs: int = 2) -> list[Line]:
     """The seven epochs and those of a dense control that is better: 98.46 % after the first, more after others."""
     events = record(7, end=False)
     events[0]["recipe"]["schedule"] = {**SCHEDULE, "control": True}
-    events[0] |= {"epochs": 12, "phases": [*LENGTHS, {"name": "control", "epochs": 5, "cycle": 0}]}
-    last = {**epoch(6), "phase": "control", "kept_params": 1.0, "kept_macs": 1.0, "loss": 0.125}
+    events[0] |= {
+        "epochs": 12,
+        "phases": [*LENGTHS, {"name": "control", "epochs": 5, "cycle": 0, "role": "control", "label": ""}],
+    }
+    last = {**epoch(6), "phase": "control", "role": "control", "kept_params": 1.0, "kept_macs": 1.0, "loss": 0.125}
     return events + [{**last, "epoch": 7 + number, "accuracy": 98.46 + number} for number in range(epochs)]
 
 
@@ -116,6 +121,7 @@ END = {
         "latency_ms": LATENCY,
         "uncounted": {"softmax": 1},
         "trained": "warm-up",
+        "layers": {"conv1": 8000, "conv2": 12000},
     },
     "pruned": {
         "accuracy": 88.5,
@@ -124,6 +130,7 @@ END = {
         "latency_ms": {**LATENCY, "median": 2.0},
         "uncounted": {},
         "trained": "",
+        "layers": {"conv1": 6000, "conv2": 5000},
     },
 }
 

@@ -444,6 +444,15 @@ def test_the_summary_shows_names_as_they_are(width):
         assert "conv1 (stream)" in text
 
 
+def test_eighty_columns_hold_the_quartiles_of_a_slow_network():
+    times = {"latency_ms": {"median": 1230.12, "low": 1100.1, "high": 2200.1}}
+    end = {**END, "dense": {**END["dense"], **times, "trained": "as long"}, "pruned": {**END["pruned"], **times}}
+    console = Console(file=io.StringIO(), width=80)
+    console.print(summary(*typed([start(), end])))
+    lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+    assert "│ quartiles │ 1100.1 to 2200.1 ms │ 1100.1 to 2200.1 ms │ │" in lines
+
+
 # ---------------------------------------------------------------- odd events
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,34 @@ def count(model: nn.Module, example_inputs: Any) -> Counted:
         model(*examples)
     params = sum(p.numel() for p in model.parameters())
     return Counted(params, counter.macs // batch_of(examples), dict(counter.uncounted))
+
+
+def macs_by_layer(model: nn.Module, example: Tensor) -> dict[str, int]:
+    """MACs of each module that computes itself, per sample, in the order in which they first ran."""
+    counter, found = MacCounter(), dict[str, int]()
+    inside: list[tuple[str, int]] = []  # modules under way, and what was counted when they, or the last in them, began
+
+    def book() -> None:
+        if inside and counter.macs > inside[-1][1]:
+            name, before = inside[-1]
+            found[name] = found.get(name, 0) + counter.macs - before
+
+    def enter(name: str) -> None:
+        book()
+        inside.append((name, counter.macs))
+
+    def leave() -> None:
+        book()
+        inside.pop()
+        if inside:
+            inside[-1] = (inside[-1][0], counter.macs)
+
+    with evaluating(model), torch.no_grad(), ExitStack() as hooks, counter:
+        for name, module in model.named_modules():
+            hooks.enter_context(module.register_forward_pre_hook(lambda *_, name=name: enter(name)))
+            hooks.enter_context(module.register_forward_hook(lambda *_: leave()))
+        model(example)
+    return {name: macs // len(example) for name, macs in found.items()}
 
 
 def batch_of(examples: Sequence[Any]) -> int:

@@ -17,7 +17,7 @@ from paam.train.phase import Phase
 
 
 def phases(recipe: Recipe) -> tuple[Phase, ...]:
-    soft = Phase("soft", recipe.schedule.weight, "weight", taught=True, after_epoch=set_to_zero)
+    soft = Phase("soft", recipe.schedule.weight, "weight", taught=True, label="soft pruning", after_epoch=set_to_zero)
     cycles = (dataclasses.replace(soft, cycle=cycle + 1) for cycle in range(recipe.schedule.cycles))
     return pipeline(recipe, *cycles)
 

@@ -1,11 +1,12 @@
-"""The network drawn layer by layer: one bar per layer, its full width and the part that was kept."""
+"""The network drawn layer by layer: one bar per layer, its filters or MACs, and the part that was kept."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from paam.events import Widths
 from paam.report.facts import Facts
 
 HEIGHT = 150
@@ -20,7 +21,10 @@ PHONE = 340
 
 @dataclass(frozen=True)
 class Bar:
-    """Pixels within its panel; ``stream``: the layer writes into a residual stream, others may write there too."""
+    """Pixels within its panel; ``kept`` of ``width`` are left.
+
+    ``stream``: the layer writes into a residual stream, others may write there too.
+    """
 
     x: float
     label: str
@@ -28,6 +32,8 @@ class Bar:
     width: int
     stream: bool
     tip: str
+    shown: str
+    """Over the bar."""
 
 
 @dataclass(frozen=True)
@@ -49,43 +55,62 @@ class Budget:
     """Whether bars show shares of each layer at first: where widths differ so much that narrow layers would vanish."""
     streams: bool
     kept: int
-    filters: int
+    total: int
     emptied: int
 
     def pixels(self, count: int, width: int) -> float:
-        """Height of a bar of ``count`` filters of a layer of ``width``."""
+        """Height of a bar of ``count``, in a layer of ``width``."""
         return round(HEIGHT * count / (width if self.by_share else self.widest), 1)
 
 
 def budget(facts: Facts) -> Budget | None:
-    if not facts.kept:
-        return None
+    """Filters of the groups; over each bar how many stay."""
     widths = [width for _, width in facts.kept.values()]
-    widest = max(widths)
-    digits = max(len(str(kept)) for kept, _ in facts.kept.values())
-    pitch = max(5 + 6 * digits, min(PAGE // len(widths), WIDEST))
+    tips = {
+        name: f"{name}: {kept} of {width} filters kept ({100 * kept / width:.0f} %)"
+        + (", residual stream" if name in facts.streams else "")
+        for name, (kept, width) in facts.kept.items()
+    }
+    shown = {name: str(kept) for name, (kept, _) in facts.kept.items()}
+    by_share = bool(widths) and max(widths) > 8 * min(widths)
+    return _budget(facts.kept, shown, tips, facts.streams, by_share=by_share)
+
+
+def macs(facts: Facts) -> Budget | None:
+    """MACs of the layers; over each bar the share that is left, in percent."""
+    layers = facts.layer_macs
+    shown = {name: f"{100 * left / whole:.0f}" for name, (left, whole) in layers.items()}
+    tips = {
+        name: f"{name}: {left:,} of {whole:,} MACs left ({shown[name]} %)" for name, (left, whole) in layers.items()
+    }
+    return _budget(layers, shown, tips, frozenset(), by_share=False)
+
+
+def _budget(
+    layers: Widths, shown: Mapping[str, str], tips: Mapping[str, str], streams: frozenset[str], *, by_share: bool
+) -> Budget | None:
+    if not layers:
+        return None
+    pitch = max(5 + 6 * max(map(len, shown.values())), min(PAGE // len(layers), WIDEST))
     panels = []
-    for title, names in _panels(list(facts.kept), max(1, PHONE // pitch)):
+    for title, names in _panels(list(layers), max(1, PHONE // pitch)):
         bars = []
         for place, name in enumerate(names):
-            kept, width = facts.kept[name]
-            stream = name in facts.streams
-            tip = f"{name}: {kept} of {width} filters kept ({100 * kept / width:.0f} %)"
-            tip += ", residual stream" if stream else ""
             label = name.removeprefix(title).lstrip(".") or name
-            bars.append(Bar(place * pitch, _clipped(label), kept, width, stream, tip))
+            kept, width = layers[name]
+            bars.append(Bar(place * pitch, _clipped(label), kept, width, name in streams, tips[name], shown[name]))
         panels.append(Panel(title, len(names) * pitch, bars))
     longest_label = max(len(bar.label) for panel in panels for bar in panel.bars)
     return Budget(
         panels=panels,
-        widest=widest,
+        widest=max(width for _, width in layers.values()),
         pitch=pitch,
         label_pixels=20 + 6 * longest_label,
-        by_share=widest > 8 * min(widths),
-        streams=any(name in facts.streams for name in facts.kept),
-        kept=sum(kept for kept, _ in facts.kept.values()),
-        filters=sum(widths),
-        emptied=sum(kept == 0 for kept, _ in facts.kept.values()),
+        by_share=by_share,
+        streams=any(name in streams for name in layers),
+        kept=sum(kept for kept, _ in layers.values()),
+        total=sum(width for _, width in layers.values()),
+        emptied=sum(kept == 0 for kept, _ in layers.values()),
     )
 
 

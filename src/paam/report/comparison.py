@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import statistics
@@ -10,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paam.report.control import control_of
 from paam.report.facts import Facts
 from paam.report.figures import Line, Mark, Plot, polyline
-from paam.report.headline import against_dense, recipe_rows
+from paam.report.headline import against_dense, gain, recipe_rows
 from paam.report.scales import linear
 from paam.views.format import NOTHING, TIMES, signed
 
@@ -38,6 +40,11 @@ MANY = 6
 """Seeds from so many on are not all numbered in the plane."""
 LETTER, LINE = 0.85, 4.2
 """Width and height of a letter in the plane, in percent of it."""
+HUES, SHAPES = 6, ("", "square", "bar")
+"""Colours in the style sheet; more rows than these have another shape."""
+NEAR = (0.7, 1.6)
+"""Points less than this apart, across and down, lie at one place."""
+RINGS = 3
 POINT, GAP = 0.9, 1.2
 """Half the width of a point, and how far from its middle a label begins, likewise."""
 
@@ -134,18 +141,25 @@ def _flat(recipe: Any) -> dict[str, str]:
     }
 
 
-def row(family: Family) -> list[Cell]:
-    """One row of the table, in the order of COLUMNS; several seeds give mean ± standard deviation."""
+def row(family: Family, page: Sequence[Facts]) -> list[Cell]:
+    """One row of the table, in the order of COLUMNS; several seeds give mean ± standard deviation.
+
+    ``page``: all runs there are to compare with.
+    """
     runs = family.runs
-    fair = [run.end.pruned.accuracy - run.end.dense.accuracy for run in runs if run.end is not None and run.fair]
+    gains = [(run, gain(run, control_of(run, page))) for run in runs]
+    fair = [points for _, points in gains if points is not None]
     epochs = [len(run.own_epochs) for run in runs]
-    gain = Cell(against_dense(runs[0]), None)
+    against = Cell(against_dense(runs[0]), None)
     if fair:
-        gain = spread(fair, lambda mean: f"{signed(mean)} points")
+        against = spread(fair, lambda mean: f"{signed(mean)} points")
+    if 0 < len(fair) < len(runs):
+        seeds = ", ".join(_seed(run) for run, points in gains if points is not None)
+        against = replace(against, shown=f"{against.shown} (seed {seeds})")
     return [
         Cell(", ".join(map(_seed, runs)), float(len(runs))),
         spread([run.end.pruned.accuracy if run.end else None for run in runs], lambda mean: f"{mean:.2f} %"),
-        gain,
+        against,
         spread([_removed(run.kept_params) for run in runs], lambda mean: f"{signed(mean, 1)} %", 1),
         spread([_removed(run.kept_macs) for run in runs], lambda mean: f"{signed(mean, 1)} %", 1),
         spread([run.speed_up for run in runs], lambda mean: f"{mean:.2f} {TIMES}"),
@@ -182,10 +196,10 @@ def published(runs: Sequence[Facts]) -> dict[str, tuple[float, float]]:
 def plane(found: Sequence[Family]) -> Plot | None:
     """Test accuracy against the share of MACs kept; the paper's points are marks of another kind."""
     runs = [run for family in found for run in family.runs]
-    points: list[tuple[float, float, str, str, str, str]] = []  # x, y, kind, tip, label, name
+    points: list[tuple[float, float, str, str, str, str, str]] = []  # x, y, kind, tip, label, name, look
     few = len(found) <= NAMED
     lines = []
-    for family in found:
+    for family, look in zip(found, looks(found), strict=True):
         ours = [
             (100 * run.end.pruned.macs / run.end.dense.macs, run.end.pruned.accuracy, number, run, run.end)
             for number, run in zip(family.numbers, family.runs, strict=True)
@@ -196,26 +210,50 @@ def plane(found: Sequence[Family]) -> Plot | None:
         name = family.label if few and len(family.label) <= LONGEST_NAME else ""
         for place, (x, y, _, run, end) in enumerate(sorted(ours, key=lambda one: -one[1])):
             told = ("", "") if place else (label, name)  # seeds share a label, at the best of them
-            points.append((x, y, "ours", f"{run.name}: {y:.2f} % at {x:.1f} % of MACs", *told))
+            points.append((x, y, "ours", f"{run.name}: {y:.2f} % at {x:.1f} % of MACs", *told, look))
             if run.fair:
                 tip = f"dense control of {run.name}: {end.dense.accuracy:.2f} %, trained for the same epochs"
-                points.append((100.0, end.dense.accuracy, "control", tip, "", ""))
+                points.append((100.0, end.dense.accuracy, "control", tip, "", "", ""))
         if len(ours) > 1:
-            lines.append(sorted((x, y) for x, y, *_ in ours))
+            lines.append((f"seeds {look}", sorted((x, y) for x, y, *_ in ours)))
     if not points:
         return None
     points += [
-        (x, y, "paper", f"paper, {label}: {y:.2f} % at {x:.1f} % of FLOPs", "", label)
+        (x, y, "paper", f"paper, {label}: {y:.2f} % at {x:.1f} % of FLOPs", "", label, "")
         for label, (x, y) in published(runs).items()
     ]
     x_axis = linear((p[0] for p in points), least=10)
     y_axis = linear((p[1] for p in points), least=1)
     marks = [
-        Mark(x_axis.place(x), round(100 - y_axis.place(y), 2), kind, tip, label, name)
-        for x, y, kind, tip, label, name in points
+        Mark(x_axis.place(x), round(100 - y_axis.place(y), 2), kind, tip, label, name, look=look)
+        for x, y, kind, tip, label, name, look in points
     ]
-    drawn = [Line("seeds", polyline((x_axis.place(x), y_axis.place(y)) for x, y in line)) for line in lines]
-    return Plot("MACs kept, % of dense", "test accuracy, %", x_axis.ticks, y_axis.ticks, drawn, marks=_clear(marks))
+    drawn = [Line(kind, polyline((x_axis.place(x), y_axis.place(y)) for x, y in line)) for kind, line in lines]
+    return Plot(
+        "MACs kept, % of dense", "test accuracy, %", x_axis.ticks, y_axis.ticks, drawn, marks=_clear(_ringed(marks))
+    )
+
+
+def looks(found: Sequence[Family]) -> list[str]:
+    """The colour and shape of each row's points; empty where it has none in the plane."""
+    numbers = itertools.count()
+    shown = [next(numbers) if any(run.finished for run in family.runs) else None for family in found]
+    return ["" if n is None else f"hue-{n % HUES} {SHAPES[n // HUES % len(SHAPES)]}".strip() for n in shown]
+
+
+def _ringed(marks: Sequence[Mark]) -> list[Mark]:
+    """Runs at one place as rings in each other: how many lie over each, as far as there is room for."""
+    ringed: list[Mark] = []
+    for mark in marks:
+        over = [
+            other.ring + 1
+            for other in ringed
+            if mark.kind == other.kind == "ours"
+            and abs(mark.left - other.left) < NEAR[0]
+            and abs(mark.top - other.top) < NEAR[1]
+        ]
+        ringed.append(replace(mark, ring=min(max(over, default=0), RINGS)))
+    return ringed
 
 
 def _clear(marks: list[Mark]) -> list[Mark]:

@@ -20,6 +20,8 @@ class Cycle:
     kept_params: float | None = None
     kept_macs: float | None = None
     accuracy: float | None = None
+    epoch: int | None = None
+    """In which it was made."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,16 @@ class Facts:
         return next((kept for kept in reversed(widths) if kept), {})
 
     @property
+    def layer_macs(self) -> Widths:
+        """MACs of each layer that are left, of how many; empty where they are not recorded of both networks."""
+        if self.end is None:
+            return {}
+        dense, pruned = self.end.dense.layers, self.end.pruned.layers
+        alike = all(macs <= dense.get(name, 0) for name, macs in pruned.items())
+        known = alike and pruned
+        return {name: (pruned.get(name, 0), macs) for name, macs in dense.items() if macs} if known else {}
+
+    @property
     def streams(self) -> frozenset[str]:
         """Groups that write into a residual stream."""
         groups = {} if self.start is None else self.start.groups
@@ -114,7 +126,7 @@ class Facts:
     @property
     def own_epochs(self) -> list[Epoch]:
         """Without those of the dense control, which is another network."""
-        return [epoch for epoch in self.epochs if epoch.phase != "control"]
+        return [epoch for epoch in self.epochs if epoch.does != "control"]
 
     @property
     def fair(self) -> bool:

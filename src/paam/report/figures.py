@@ -12,15 +12,16 @@ from paam.events import Epoch
 from paam.report.facts import Cycle, Facts
 from paam.report.scales import Axis, Tick, linear, logarithmic, round_step
 
-PHASES = {
+ROLES = {
     "warmup": "warm-up",
     "score": "scores",
     "weight": "weights",
     "finetune": "fine-tune",
     "control": "dense control",
 }
-STAGES = {"score": "cycles", "weight": "cycles"}
-"""Phases that alternate share one label."""
+"""Phases by their role, as short as there is room for."""
+LEGEND = {"score": "score phase", "weight": "weight phase", "control": "dense control, grey line"}
+"""Those that the legend has other words for."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,10 @@ class Mark:
     """Whether the label stands on the left."""
     shift: float = 0.0
     """How far the label moved down from its point, in percent, to stay clear of others; up where negative."""
+    look: str = ""
+    """Colour and shape, where marks of a kind differ."""
+    ring: int = 0
+    """How many others lie over it at the same place."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ def _lines(
 ) -> Iterable[tuple[str, list[tuple[float, float] | None]]]:
     """The network's own curve, and that of the dense control."""
     for kind, dense in (("main", False), ("dense", True)):
-        values = [(e.epoch + 1, getattr(e, key)) for e in epochs if (e.phase == "control") == dense]
+        values = [(e.epoch + 1, getattr(e, key)) for e in epochs if (e.does == "control") == dense]
         points = [None if v is None else (x.place(number), y.place(v)) for number, v in values]
         if points:
             yield kind, points
@@ -139,14 +144,31 @@ def _bands(epochs: Sequence[Epoch], x: Axis) -> tuple[list[Band], list[Band]]:
         return Band(left, round(right - left, 2), kind, label)
 
     shades = [
-        band(list(run), phase if phase in PHASES else "other", "")
-        for (phase, _), run in groupby(epochs, key=lambda e: (e.phase, e.cycle))
+        band(list(run), kind, "") for (kind, _, _), run in groupby(epochs, key=lambda e: (kind_of(e), e.phase, e.cycle))
     ]
     stages = []
-    for stage, run in groupby(epochs, key=lambda e: STAGES.get(e.phase) or PHASES.get(e.phase) or e.phase):
+    for stage, run in groupby(epochs, key=lambda e: "cycles" if e.cycle else phase_label(e)):
         members = list(run)
-        stages.append(band(members, members[0].phase if members[0].phase in PHASES else "other", stage))
+        stages.append(band(members, kind_of(members[0]), stage))
     return shades, stages
+
+
+def kind_of(epoch: Epoch) -> str:
+    """As style sheets and templates have it: the role of its phase."""
+    return epoch.does or "other"
+
+
+def phase_label(epoch: Epoch) -> str:
+    return epoch.label or ROLES.get(epoch.does) or epoch.phase
+
+
+def phase_legend(facts: Facts) -> list[tuple[str, str]]:
+    """Shades of the phases that were trained, in their order, and what they stand for."""
+    found: dict[str, dict[str, None]] = {}
+    for epoch in facts.epochs:
+        words = epoch.label or LEGEND.get(epoch.does) or phase_label(epoch)
+        found.setdefault(kind_of(epoch), {})[words] = None
+    return [(kind, ", ".join(words)) for kind, words in found.items()]
 
 
 def curve_data(facts: Facts) -> list[list[Any]]:
@@ -154,7 +176,7 @@ def curve_data(facts: Facts) -> list[list[Any]]:
     return [
         [
             e.epoch + 1,
-            PHASES.get(e.phase, e.phase),
+            phase_label(e),
             e.cycle,
             round(e.loss, 4),
             _short(e.accuracy, 2),
@@ -278,7 +300,7 @@ def score_line(cycle: dict[str, Any]) -> str:
 
 def costs(facts: Facts) -> Plot | None:
     """Shares of MACs, parameters and filters that each selection keeps, from the dense network on."""
-    cycles = [cycle for cycle in facts.cycles if cycle.kept_macs is not None or cycle.kept_params is not None]
+    cycles = [cycle for cycle in facts.cycles if cycle.number and (cycle.kept_macs, cycle.kept_params) != (None, None)]
     if not cycles:
         return None
     x = Axis(-0.25, cycles[-1].number + 0.25)

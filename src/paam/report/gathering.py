@@ -49,6 +49,7 @@ def _cycles(events: Iterable[Event]) -> list[Cycle]:
                 kept_params=event.kept_params,
                 kept_macs=event.kept_macs,
                 accuracy=event.accuracy,
+                epoch=event.epoch,
             )
     return [Cycle(number, **merged[number]) for number in sorted(merged)]
 

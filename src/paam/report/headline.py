@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paam.events import Outcome
+from paam.report.control import removes_nothing
 from paam.report.facts import Facts
 from paam.views.format import MONITORS, NOTHING, TIMES, TRAINED, duration, setting_text, signed
 
@@ -21,21 +22,22 @@ class Card:
     kept: float | None = None
 
 
-def cards(facts: Facts) -> list[Card]:
+def cards(facts: Facts, control: Facts | None = None) -> list[Card]:
+    """``control``: another run that is this one's dense control."""
     return [
-        _accuracy(facts),
+        _accuracy(facts, control),
         _count(facts, "params", "Parameters"),
         _count(facts, "macs", "MACs (conv + fc)"),
         _latency(facts),
     ]
 
 
-def _accuracy(facts: Facts) -> Card:
+def _accuracy(facts: Facts, control: Facts | None) -> Card:
     if facts.end is None:
         return Card("Test accuracy", NOTHING, ["not recorded", *_so_far(facts)])
     dense = facts.end.dense
     trained = f" ({TRAINED[dense.trained]})" if dense.trained else ""
-    lines = [f"dense {dense.accuracy:.2f}\u00a0%{trained}", against_dense(facts)]
+    lines = [f"dense {dense.accuracy:.2f}\u00a0%{trained}", against_dense(facts, control)]
     return Card("Test accuracy", f"{facts.end.pruned.accuracy:.2f} %", lines)
 
 
@@ -49,11 +51,22 @@ def _so_far(facts: Facts) -> list[str]:
     return lines if any(cycle.kept for cycle in facts.cycles) else [*lines, "nothing is pruned yet"]
 
 
-def against_dense(facts: Facts) -> str:
-    """The change in accuracy, where the two may be compared."""
+def against_dense(facts: Facts, control: Facts | None = None) -> str:
+    """The change in accuracy, where the two may be compared; or against a control that is a run of its own."""
     if facts.end is None:
         return "not recorded"
-    return f"{signed(facts.end.pruned.accuracy - facts.end.dense.accuracy)} points" if facts.fair else "not comparable"
+    if (points := gain(facts, control)) is not None:
+        return f"{signed(points)} points" + ("" if facts.fair or control is None else f" against {control.name}")
+    return "nothing removed" if removes_nothing(facts) else "not comparable"
+
+
+def gain(facts: Facts, control: Facts | None) -> float | None:
+    """Points of accuracy over the dense control; None where there is none."""
+    if facts.end is not None and facts.fair:
+        return facts.end.pruned.accuracy - facts.end.dense.accuracy
+    if facts.end is not None and control is not None and control.end is not None:
+        return facts.end.pruned.accuracy - control.end.pruned.accuracy
+    return None
 
 
 def _count(facts: Facts, key: str, label: str) -> Card:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from paam.errors import ArtifactError, PaamError
 from paam.files.durable import write_atomically
 from paam.report import budget, comparison, figures, headline, stages
+from paam.report.control import control_of
 from paam.report.facts import Facts
 from paam.report.gathering import gather
 from paam.runs.record import salvage_events
@@ -67,9 +68,12 @@ def page(runs: Sequence[Facts], refused: Sequence[str] = ()) -> str:
         script=script,
         version=__version__,
         nothing=NOTHING,
-        runs=[_sections(run) for run in runs],
+        runs=[_sections(run, control_of(run, runs)) for run in runs],
         refused=refused,
-        families=[(family, comparison.row(family)) for family in found],
+        families=[
+            (family, look, comparison.row(family, runs))
+            for family, look in zip(found, comparison.looks(found), strict=True)
+        ],
         columns=comparison.COLUMNS,
         plane=comparison.plane(found),
         published=bool(comparison.published(runs)),
@@ -95,7 +99,7 @@ def embedded(value: Any) -> Markup:
     return Markup(body.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def _sections(run: Facts) -> dict[str, Any]:
+def _sections(run: Facts, control: Facts | None) -> dict[str, Any]:
     """Everything the template of one run shows."""
     scores = figures.score_data(run)
     accuracies = stages.stages(run)
@@ -104,10 +108,13 @@ def _sections(run: Facts) -> dict[str, Any]:
         "description": str(run.recipe.get("description") or ""),
         "command": "" if run.start is None else run.start.command,
         "changes": [(c.epoch, c.key, setting_text(c.before), setting_text(c.now)) for c in run.changes],
-        "cards": headline.cards(run),
+        "cards": headline.cards(run, control),
         "budget": budget.budget(run),
+        "macs": budget.macs(run),
         "curves": figures.curves(run) if run.epochs else {},
         "curve_data": figures.curve_data(run),
+        "phases": figures.phase_legend(run),
+        "learns_scores": any(epoch.does == "score" for epoch in run.epochs),
         "monitor": figures.monitor(run),
         "scores": scores,
         "score_plots": figures.score_plots(scores) if scores else None,

@@ -2,59 +2,93 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
-from paam.report.facts import Facts
+from paam.events import Epoch
+from paam.report.facts import Cycle, Facts
 from paam.report.figures import Line, Mark, Plot, monitor, polyline
 from paam.report.scales import Axis, Tick, linear
 from paam.views.format import signed
 
+WORDS = {
+    "warmup": ("end of warm-up", "warm-up"),
+    "weight": ("weights trained", "weights"),
+    "finetune": ("after fine-tune", "tuned"),
+    "control": ("dense control", "dense"),
+}
+"""The end of a phase by its role: in the table, and under the plot."""
 APART = 0.18
 """How far the dense control stands from the other stages, as a share of their number."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Accuracy in percent at a point of the pipeline, and the change in points since the stage before it."""
+    """Accuracy in percent at a point of the pipeline, and the change in points since the stage before it.
+
+    ``kind``: the role of the phase that ended, "other" where it is not known, or "cut".
+    """
 
     label: str
     short: str
     kind: str
     accuracy: float
     kept_macs: float | None
-    change: float | None
+    cycle: int = 0
+    change: float | None = None
 
 
 def stages(facts: Facts) -> list[Stage]:
-    """Warm-up, each cut, the training after each cut, fine-tune; and the dense control, which stands apart."""
-    last = facts.epochs[-1] if facts.epochs else None
-    ends = {(epoch.phase, epoch.cycle): epoch for epoch in facts.epochs}  # the last epoch of each phase wins
-    points: list[tuple[str, str, str, float | None, float | None]] = []
-
-    def end_of(phase: str, cycle: int, label: str, short: str) -> None:
-        if epoch := ends.get((phase, cycle)):
-            going_on = " (so far)" if epoch is last and not facts.finished else ""
-            points.append((label + going_on, short, phase, epoch.accuracy, epoch.kept_macs))
-
-    end_of("warmup", 0, "end of warm-up", "warm-up")
-    numbers = sorted({cycle.number for cycle in facts.cycles} | {c for phase, c in ends if phase == "weight"})
-    cuts = {cycle.number: cycle for cycle in facts.cycles}
-    for number in numbers:
-        if (cut := cuts.get(number)) and cut.accuracy is not None:
-            label = f"cycle {number}: right after the cut"
-            points.append((label, f"cut {number}", "cut", cut.accuracy, cut.kept_macs))
-        label = "end of the alternation" if number == numbers[-1] else f"cycle {number}: weights trained"
-        end_of("weight", number, label, f"{number}")
-    end_of("finetune", 0, "after fine-tune", "tuned")
+    """The end of each phase that trained the network, and each cut; and the dense control, which stands apart."""
+    ends = [list(run)[-1] for _, run in groupby(facts.epochs, key=lambda epoch: (epoch.phase, epoch.cycle))]
+    points = [(_time(cut, facts), stage) for cut in facts.cycles if (stage := _after_cut(cut))]
+    points += [((end.epoch, 1), stage) for end in ends if (stage := _after_phase(end, facts))]
     found: list[Stage] = []
-    for label, short, kind, accuracy, kept in points:
-        if accuracy is not None:
-            before = found[-1].accuracy if found else None
-            found.append(Stage(label, short, kind, accuracy, kept, None if before is None else accuracy - before))
-    if (control := ends.get(("control", 0))) and control.accuracy is not None:
-        going_on = "" if facts.finished else " (so far)"
-        found.append(Stage(f"dense control{going_on}", "dense", "control", control.accuracy, 1.0, None))
-    return found
+    controls = []
+    for _, stage in sorted(points, key=lambda point: point[0]):
+        if stage.kind == "control":
+            controls.append(stage)
+        else:
+            change = stage.accuracy - found[-1].accuracy if found else None
+            found.append(replace(stage, change=change))
+    return found + controls[-1:]
+
+
+def _time(cut: Cycle, facts: Facts) -> tuple[int, int]:
+    """When a cut was made: before or after the training in its epoch, which was done with what it keeps or without."""
+    at = cut.epoch or 0
+    without = any(epoch.epoch == at and epoch.kept_macs != cut.kept_macs for epoch in facts.epochs)
+    return at, 2 if without else 0
+
+
+def _after_cut(cut: Cycle) -> Stage | None:
+    if cut.accuracy is None:
+        return None
+    label, short = f"{_of(cut.number)}right after the cut", f"cut {cut.number}"
+    return Stage(label, short, "cut", cut.accuracy, cut.kept_macs, cut.number)
+
+
+def _after_phase(end: Epoch, facts: Facts) -> Stage | None:
+    """By the last epoch of a phase; score phases train no network."""
+    if end.accuracy is None or end.does == "score":
+        return None
+    label, short = WORDS.get(end.does, (f"after {end.phase}", end.phase))
+    if end.label and end.does == "control":
+        label = end.label
+    elif end.label:
+        label, short = f"after {end.label}", end.label
+    label, short = f"{_of(end.cycle)}{label}", str(end.cycle or short)
+    last = max([end.cycle, *(cut.number for cut in facts.cycles), *(epoch.cycle for epoch in facts.epochs)])
+    alternates = any(epoch.does == "score" for epoch in facts.epochs)
+    if end.does == "weight" and end.cycle == last and alternates and not end.label:
+        label = "end of the alternation"
+    under_way = not facts.finished and (end is facts.epochs[-1] or end.does == "control")
+    label += " (so far)" if under_way else ""
+    return Stage(label, short, end.does or "other", end.accuracy, end.kept_macs, end.cycle)
+
+
+def _of(cycle: int) -> str:
+    return f"cycle {cycle}: " if cycle else ""
 
 
 def cuts_unmeasured(facts: Facts) -> bool:
@@ -78,12 +112,13 @@ def stage_plot(facts: Facts, found: list[Stage]) -> Plot | None:
         Mark(place[0], round(100 - place[1], 2), stage.kind, f"{stage.label}: {stage.accuracy:.2f} %{_change(stage)}")
         for place, stage in zip(places, found, strict=True)
     ]
-    cycles = [stage.short for stage in found if stage.kind == "weight"]
-    shown = set(cycles[:: max(1, -(-len(cycles) // 5))])
+    ends = {stage.short: stage for stage in found if stage.kind != "cut"}  # one label for a cycle: at its end
+    cycles = [short for short, stage in ends.items() if stage.cycle]
+    hidden = set(cycles) - set(cycles[:: max(1, -(-len(cycles) // 5))])
     ticks = [
         Tick(place[0], stage.short)
         for place, stage in zip(places, found, strict=True)
-        if stage.kind in ("warmup", "finetune", "control") or (stage.kind == "weight" and stage.short in shown)
+        if stage is ends.get(stage.short) and stage.short not in hidden
     ]
     label = f"accuracy, % ({monitor(facts)})"
     return Plot(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from paam.data import Dataset
 from paam.data.manifest import Manifest
 from paam.errors import ArtifactError, one_line
-from paam.events import Changed, Epoch, Resumed, Start, last, of_kind
+from paam.events import Changed, Epoch, PhaseFacts, Resumed, Start, last, of_kind
 from paam.runs.checkpoint import State, checkpoints, read_newest_checkpoint
 from paam.runs.directory import (
     CHECKPOINTS,
@@ -85,7 +86,7 @@ def go_on(
     first, step, events = restore(engine, saved.state, job.out)
     tidy(job.out)
     kept, notes = writer.cut_back(events)
-    if (start := last(kept, Start)) is not None and start.phases != phase_facts(job.phases):
+    if (start := last(kept, Start)) is not None and _lengths(start.phases) != _lengths(phase_facts(job.phases)):
         raise ArtifactError(
             f"The run in {job.out} was started with other phases of the method '{job.recipe.prune.method}': resume it"
             " with the code that it was started with, or give another --out."
@@ -100,6 +101,11 @@ def go_on(
     if changes := changes | find_moves(kept, {**environment(job.device), "device": job.device}):
         emit(Changed(first, changes, step, job.command))
     return first
+
+
+def _lengths(phases: Sequence[PhaseFacts]) -> list[tuple[str, int, int]]:
+    """What must not change of phases; their words may."""
+    return [(phase.name, phase.epochs, phase.cycle) for phase in phases]
 
 
 def restore(engine: Engine, saved: State, out: Path) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ from paam.data.batches import EvaluationBatches
 from paam.data.manifest import Manifest
 from paam.errors import StoppedError
 from paam.events import VERSION, Cost, End, GroupFacts, Milliseconds, Outcome, PhaseFacts, Start
-from paam.graph.cost import count
+from paam.graph.cost import count, macs_by_layer
 from paam.methods import find_method
 from paam.pruning.pruner import Pruner
 from paam.runs.directory import CONTROL_FILE, portable
@@ -30,7 +30,7 @@ LATENCY_BATCH = 128
 
 
 def phase_facts(phases: Sequence[Phase]) -> list[PhaseFacts]:
-    return [PhaseFacts(phase.name, phase.epochs, phase.cycle) for phase in phases]
+    return [PhaseFacts(phase.name, phase.epochs, phase.cycle, phase.role, phase.label) for phase in phases]
 
 
 def start_event(job: Job, pruner: Pruner, data: Dataset, manifest: Manifest) -> Start:
@@ -77,6 +77,7 @@ def finish(job: Job, engine: Engine, test: EvaluationBatches, images: Tensor, em
             latency_ms=Milliseconds(**asdict(latency[name])),
             uncounted=counted.uncounted,
             trained=_trained(engine) if name == "dense" else "",
+            layers=macs_by_layer(model, images[:1]),
         )
         results.append(outcome)
     emit(End(len(images), plan.counts, *results))

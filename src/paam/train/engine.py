@@ -226,6 +226,8 @@ class Engine:
                 kept_params=1.0 if chosen is None else chosen.kept_params,
                 kept_macs=1.0 if chosen is None else chosen.kept_macs,
                 seconds=seconds,
+                role=phase.role,
+                label=phase.label,
             )
         )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from paam.config.recipe import Recipe
 from paam.config.settings import OptimizerSettings
 from paam.errors import RecipeError
+from paam.events import Role
 from paam.pruning.gates import Mode
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Phase:
     cycle        counted from 1; 0 outside of cycles
     taught       drawn to the teacher, if the recipe has one
     makes_dense  what it leaves is the dense network: teacher, control and dense.safetensors begin with it
+    label        what goes on, in words, as views have it; where it is empty they say what the phase's role is
     enter        called before the first epoch
     after_step   called after every step of the optimiser, with the phase's gates and modes set; it must not change
                  weights, of which a GPU may train rounded copies
@@ -48,9 +50,19 @@ class Phase:
     cycle: int = 0
     taught: bool = False
     makes_dense: bool = False
+    label: str = ""
     enter: Hook | None = None
     after_step: Hook | None = None
     after_epoch: Hook | None = None
+
+    @property
+    def role(self) -> Role:
+        """What the phase does, for those who know no method."""
+        if self.network != "gated":
+            return "finetune" if self.network == "small" else "control"
+        if self.makes_dense:
+            return "warmup"
+        return "score" if self.trains == "scorers" else "weight"
 
 
 @dataclass(frozen=True)

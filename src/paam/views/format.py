@@ -7,15 +7,16 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from paam.events import Changed, End, Epoch, Event, Failed, Resumed, Selected, Start, Vanished
+from paam.events import Changed, End, Epoch, Event, Failed, PhaseFacts, Resumed, Selected, Start, Vanished
 
-PHASES = {
+ROLES = {
     "warmup": "warm-up (dense)",
     "score": "scoring filters",
     "weight": "training weights",
     "finetune": "fine-tuning the small network",
     "control": "training the dense control",
 }
+"""What goes on in a phase, by its role."""
 MONITORS = {"holdout": "held-out", "test": "test"}
 TRAINED = {"as long": "the same epochs", "warm-up": "warm-up only", "as given": "as it came"}
 """How long the dense network of a result was trained."""
@@ -151,11 +152,12 @@ def vanished_line(event: Vanished) -> str:
 def selection_line(event: Selected) -> str:
     kept, width = filters(event)
     theta = None if event.threshold is None else score_text(event.threshold)
+    where = f"cycle {event.cycle}: " if event.cycle else ""
     if kept == width and theta is not None:
-        return f"cycle {event.cycle}: all {width} filters stay at a threshold of {theta}"
+        return f"{where}all {width} filters stay at a threshold of {theta}"
     from_here = "" if theta is None else f" (scores from {theta})"
     return (
-        f"cycle {event.cycle}: {kept} of {width} filters stay{from_here},"
+        f"{where}{kept} of {width} filters stay{from_here},"
         f" {100 * event.kept_macs:.1f} % of MACs, {100 * event.kept_params:.1f} % of parameters"
     )
 
@@ -166,18 +168,20 @@ def filters(event: Selected | End) -> tuple[int, int]:
     return sum(kept for kept, _ in pairs), sum(width for _, width in pairs)
 
 
-def phase_name(phase: str) -> str:
-    return PHASES.get(phase) or clean(phase)
+def phase_name(phase: PhaseFacts | Epoch) -> str:
+    """What goes on, in words."""
+    name = phase.phase if isinstance(phase, Epoch) else phase.name
+    return clean(phase.label or ROLES.get(phase.does) or name)
 
 
-def phase_line(phase: str, cycle: int) -> str:
-    return phase_name(phase) + (f" in cycle {cycle}" if cycle else "")
+def phase_line(phase: PhaseFacts | Epoch) -> str:
+    return phase_name(phase) + (f" in cycle {phase.cycle}" if phase.cycle else "")
 
 
 def epoch_line(event: Epoch, monitor: str) -> str:
     """``monitor``: which images the accuracy was measured on, as in MONITORS."""
     seen = "" if event.accuracy is None else f"   {monitor} accuracy {event.accuracy:.2f} %"
-    return f"{phase_line(event.phase, event.cycle)}   loss {event.loss:.4f}{seen}"
+    return f"{phase_line(event)}   loss {event.loss:.4f}{seen}"
 
 
 def control_line(accuracy: float) -> str:

@@ -93,7 +93,7 @@ class LinesView(QuietView):
         place, current = self.state.place, self.state.current
         if current is None or place is None or self.now() - self.spoken < LINE_EVERY:
             return
-        where = f"{self._count(self.state.done + 1)}  {phase_line(place.phase.name, place.phase.cycle)}"
+        where = f"{self._count(self.state.done + 1)}  {phase_line(place.phase)}"
         left = f"{countdown(current.seconds_left)} left, {countdown(self.state.seconds_left())} of the run"
         self._say(f"{where}   step {current.step} of {current.steps}, {left}")
 

@@ -96,8 +96,8 @@ def _summarised(path: Path, events: list[Event], quiet: float) -> RunRow:
     start, end, failed, cut = last(events, Start), last(events, End), last(events, Failed), last(events, Selected)
     assert start is not None  # as the reader has checked
     epochs = of_kind(events, Epoch)
-    own = [event.accuracy for event in epochs if event.phase != "control"]
-    controls = [event.accuracy for event in epochs if event.phase == "control" and event.accuracy is not None]
+    own = [event.accuracy for event in epochs if event.does != "control"]
+    controls = [event.accuracy for event in epochs if event.does == "control" and event.accuracy is not None]
     control = controls[-1] if controls else None
     accuracy: float | None
     gone: tuple[float | None, float | None] = None, None

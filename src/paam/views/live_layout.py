@@ -77,7 +77,7 @@ def _header(state: RunState, start: Start, width: int) -> list[Text]:
     elif state.done >= state.epochs:
         where.append("measuring the result", "bold cyan")
     elif (place := state.place) is not None:
-        where.append(phase_name(place.phase.name), "bold cyan")
+        where.append(phase_name(place.phase), "bold cyan")
         if place.phase.cycle:
             where.append(f"   cycle {place.phase.cycle} of {state.cycles}")
         where.append(f"   epoch {place.index + 1} of {place.phase.epochs}")
@@ -152,7 +152,7 @@ def _curves(state: RunState, width: int) -> list[Text]:
         scores.append("not scored yet", "dim")
     else:
         scores.append("0 ", "dim").append(score_blocks(state.scores.scores.values(), room - 4), "magenta")
-        scores.append(" 1", "dim").append(f"  cycle {state.scores.cycle}", "dim")
+        scores.append(" 1", "dim").append(f"  cycle {state.scores.cycle}" if state.scores.cycle else "", "dim")
     accuracy = Text.assemble(_label("accuracy"))
     if state.accuracies:
         low, high = min(state.accuracies), max(state.accuracies)
@@ -166,7 +166,9 @@ def _curves(state: RunState, width: int) -> list[Text]:
 def _layers(selection: Selected, width: int, height: int) -> list[Text]:
     """What each layer kept, in as few columns as there are rows for."""
     kept, total = filters(selection)
-    head = Text(f"{kept} of {total} filters kept   cycle {selection.cycle}", "dim")
+    head = Text(f"{kept} of {total} filters kept", "dim")
+    if selection.cycle:
+        head.append(f"   cycle {selection.cycle}")
     layers = [(clean(name), *pair) for name, pair in selection.kept_filters.items()]
     columns = max(min(math.ceil(len(layers) / (height - 1)), width // NARROWEST), 1)
     rows = min(height - 1, math.ceil(len(layers) / columns))

@@ -120,7 +120,7 @@ def after(state: RunState, event: Event) -> RunState:
             state.done = event.epoch + 1
             state.seconds.setdefault(event.phase, []).append(event.seconds)
             state.longest = max(state.longest, event.seconds)
-            if event.phase == "control":  # another network: its numbers are not those of the one that is pruned
+            if event.does == "control":  # another network: its numbers are not those of the one that is pruned
                 state.control = state.control if event.accuracy is None else event.accuracy
                 return state
             state.last = event

@@ -19,20 +19,17 @@ def _headline(start: Start, end: End) -> Table:
     dense, pruned = end.dense, end.pruned
     table = Table(title=Text(title(start), "italic"), title_justify="left")
     table.add_column("")
-    for name in (f"dense ({TRAINED.get(dense.trained, NOTHING)})", "pruned", "change"):
-        table.add_column(Text(name), justify="right")
+    for name in (f"dense\n({TRAINED.get(dense.trained, NOTHING)})", "pruned", "change"):
+        table.add_column(Text(name), justify="right", no_wrap=True)
     fair = dense.trained == "as long"
     gain = f"{pruned.accuracy - dense.accuracy:+.2f} points" if fair else "not comparable"
     table.add_row("test accuracy", f"{dense.accuracy:.2f} %", f"{pruned.accuracy:.2f} %", gain)
     for key, label in (("params", "parameters"), ("macs", "MACs (conv + fc)")):
         table.add_row(label, f"{getattr(dense, key):,}", f"{getattr(pruned, key):,}", change(removed(end, key)))
     a, b = dense.latency_ms, pruned.latency_ms
-    table.add_row(
-        f"latency, batch {end.latency_batch} (quartiles)",
-        f"{a.median:.1f} ms ({a.low:.1f} to {a.high:.1f})",
-        f"{b.median:.1f} ms ({b.low:.1f} to {b.high:.1f})",
-        f"{a.median / b.median:.2f} x as fast",
-    )
+    faster = f"{a.median / b.median:.2f} x as fast"
+    table.add_row(f"latency, batch {end.latency_batch}", f"{a.median:.1f} ms", f"{b.median:.1f} ms", faster)
+    table.add_row("  quartiles", *(f"{time.low:.1f} to {time.high:.1f} ms" for time in (a, b)), "")
     return table
 
 

@@ -62,23 +62,23 @@ def inspection_table(model: str, sizes: Sequence[int], classes: int, found: Insp
 
 def comparison_table(where: str, rows: Sequence[Speed]) -> RenderableType:
     """Dense against pruned, with the ratio of each mode: of medians, and what the quartiles leave open."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title=escape(where))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title=escape(where), pad_edge=False)
     if any(row.latency.high > UNSTEADY * row.latency.low for row in rows):
         table.caption = "These timings vary so much that they say little: measure again when nothing else runs here."
     for column in ("network", "mode"):
-        table.add_column(column)
-    for column in ("ms per batch (quartiles)", "images / s", "peak memory", "speed-up"):
-        table.add_column(column, justify="right")
+        table.add_column(column, no_wrap=True)
+    for column in ("ms per batch", "images / s", "peak memory", "speed-up"):
+        table.add_column(column, justify="right", no_wrap=True)
     dense = {row.mode: row.latency for row in rows if row.network == "dense"}
     for row in rows:
         latency = row.latency
         memory = "" if row.memory is None else f"{row.memory / 2**20:.1f} MiB"
-        time = f"{latency.median:.2f} ({latency.low:.2f} to {latency.high:.2f})"
         base = dense[row.mode]
         ratio = f"{base.median / latency.median:.2f} x"
-        if row.network != "dense":  # what timings that vary leave of it
-            ratio += f" ({base.low / latency.high:.2f} to {base.high / latency.low:.2f})"
-        table.add_row(row.network, row.mode, time, f"{row.throughput:,.0f}", memory, ratio)
+        table.add_row(row.network, row.mode, f"{latency.median:.2f}", f"{row.throughput:,.0f}", memory, ratio)
+        # What timings that vary leave of the ratio; on a line of its own, so that 80 columns hold it.
+        left = "" if row.network == "dense" else f"{base.low / latency.high:.2f} to {base.high / latency.low:.2f}"
+        table.add_row("", "quartiles", f"{latency.low:.2f} to {latency.high:.2f}", "", "", left, style="dim")
     return table
 
 
@@ -87,7 +87,7 @@ def sweep_table(results: Mapping[str, Sequence[End]]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("run", overflow="fold")
     for column in ("runs", "accuracy", "spread", "params", "MACs"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for variant, ends in results.items():
         if not ends:
             table.add_row(escape(variant), "0", "", "", "", "")

@@ -76,7 +76,7 @@ class TensorBoardView:
 
     def _epoch(self, event: Epoch) -> None:
         scalars = {"loss": event.loss, "learning rate": event.lr, f"accuracy/{self.monitor}": event.accuracy}
-        if event.phase == "control":  # another network: it has curves of its own
+        if event.does == "control":  # another network: it has curves of its own
             self._scalars({f"control/{name}": value for name, value in scalars.items()}, self.done)
         else:
             shares = {"kept/MACs": event.kept_macs, "kept/parameters": event.kept_params}
