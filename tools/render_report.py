@@ -20,7 +20,7 @@ from browser import browser  # noqa: E402 - the tests' own way to a browser
 OURS = ("medium-seed1", "medium-seed[02]", "high-seed?", "[!mh]*", "high-l1*")
 FINISHED = (*(f"strong/{name}" for name in OURS), "paper/*")
 """Twelve rows of a table, the most that have their names in the plane: high-400 is left out."""
-RECORDS = [path for name in FINISHED for path in sorted(ROOT.glob(f"results/{name}/record.jsonl"))]
+RECORDS = [path for name in FINISHED for path in sorted(ROOT.glob(f"results/{name}/record.jsonl.gz"))]
 PICTURES = {"layers": ("#run-1 .budget", 1100), "plane": ("#plane", 860)}
 """Name -> which element of the page, in a window of which width."""
 
