@@ -57,6 +57,21 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_what_it_names_stays(tmp_p
     assert (tmp_path / "page.html").read_bytes() == b"new"
 
 
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path, linked):
+    """As /dev/null would be, for root, and /dev/stdout, which is a link to a pipe."""
+    os.mkfifo(tmp_path / "pipe")
+    path = tmp_path / "pipe"
+    if linked:
+        path = tmp_path / "link"
+        path.symlink_to("pipe")
+    with pytest.raises(ArtifactError, match=f"{path.name} cannot be written: it is not a regular file"):
+        write_atomically(path, b"new")
+    assert (tmp_path / "pipe").is_fifo()
+    assert path.is_symlink() == linked
+    assert len(list(tmp_path.iterdir())) == 1 + linked
+
+
 def test_two_reports_into_one_file_at_once_both_succeed(tmp_path, monkeypatch):
     """The second is written whole between the last write of the first and its renaming."""
     run, page, replace, inside = write_run(tmp_path / "run", record()), tmp_path / "page.html", Path.replace, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from events import of_kind, typed
-from paam.errors import ArtifactError
+from paam.errors import ArtifactError, StoppedError
 from paam.files import durable, system
 from paam.files.tensors import read_tensors, write_tensors
 from paam.runs.checkpoint import KIND, checkpoints, read_newest_checkpoint, write_checkpoint
@@ -121,6 +122,50 @@ def test_a_checkpoint_that_cannot_be_read_once_is_not_put_aside(tmp_path, monkey
     state, skipped = read_newest_checkpoint(tmp_path)
     assert state[1]["epoch"] == 5
     assert skipped == []
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOMEM, errno.EMFILE, errno.EACCES])
+def test_checkpoints_that_cannot_be_listed_are_not_taken_for_none(tmp_path, monkeypatch, number):
+    two_checkpoints(tmp_path)
+    names = sorted(tmp_path.iterdir())
+    fail_listing(monkeypatch, tmp_path, number)
+    for listed in (checkpoints, read_newest_checkpoint):
+        with pytest.raises(ArtifactError, match=f"cannot be listed: {os.strerror(number)}"):
+            listed(tmp_path)
+    with pytest.raises(ArtifactError, match=f"cannot be listed: {os.strerror(number)}"):
+        write_checkpoint(tmp_path, (6, 0), {"a": torch.zeros(1)}, {})
+    monkeypatch.undo()
+    assert set(names) < set(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_a_run_whose_checkpoints_cannot_be_listed_once_does_not_begin_again(tmp_path, monkeypatch, call):
+    out = tmp_path / "run"
+    killed(out, 1)
+    before = {path.name for path in (out / "checkpoints").iterdir()}
+    seen = []
+    fail_listing(monkeypatch, out / "checkpoints", errno.EACCES, once=call)
+    with pytest.raises((ArtifactError, StoppedError)):
+        run(short(**BRIEF), out, device="cpu", resume=True, watch=seen.append, stop=lambda: True)
+    monkeypatch.undo()
+    assert before <= {path.name for path in (out / "checkpoints").iterdir()}
+    assert all(event["epoch"] for event in of_kind(seen, "resumed"))
+
+
+def fail_listing(monkeypatch, folder: Path, number: int, once: int | None = None) -> None:
+    """A folder cannot be listed, in either way to do so; or only the ``once``-th time."""
+    calls = itertools.count()
+
+    def failing(real):
+        def listing(path="."):
+            if str(path) == str(folder) and (once is None or next(calls) == once):
+                raise OSError(number, os.strerror(number), str(path))
+            return real(path)
+
+        return listing
+
+    for name in ("scandir", "listdir"):
+        monkeypatch.setattr(os, name, failing(getattr(os, name)))
 
 
 def test_too_little_memory_for_a_checkpoint_is_no_damage(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import shutil
 import sys
@@ -15,9 +16,9 @@ from PIL import Image
 
 import paam
 from events import of_kind
-from paam.data import Dataset, load_data, marks
+from paam.data import DATASETS, Dataset, Split, load_data, marks
 from paam.data.differences import as_before, compare
-from paam.data.manifest import manifest_of, manifests, read_manifest, write_manifest
+from paam.data.manifest import manifest_of, manifests, read_manifest, splits, write_manifest
 from paam.errors import ArtifactError, DataError
 from paam.runs.checkpoint import read_newest_checkpoint
 from paam.runs.record import read_record
@@ -244,6 +245,24 @@ def test_images_that_make_a_data_set_too_large_to_read_do_not_make_all_others_ne
     added, how = found.words
     assert added.startswith("30 images added")
     assert how == "images told apart by their sizes, and by their contents before"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_data_set_of_ones_own_needs_no_names_to_be_known(tmp_path, images, monkeypatch, streams):
+    def load(wanted) -> Dataset:
+        found = load_data("folder", directory=images, image_size=8, memory=0 if streams else math.inf, workers=0)
+        parts = {name: Split(part.images, part.labels) for name, part in splits(found).items()}
+        return dataclasses.replace(found, **parts)
+
+    monkeypatch.setitem(DATASETS, "own", load)
+    out, recipe = tmp_path / "run", recipe_of(images, data__name="own")
+    with pytest.raises(Killed):
+        run(recipe, out, device="cpu", watch=killer("epoch", 3))
+    swap(images / "cat" / "c1.png", images / "dog" / "d1.png")
+    with pytest.raises(ArtifactError, match="trained on: 2 labels changed"):
+        run(recipe, out, device="cpu", resume=True)
+    swap(images / "cat" / "c1.png", images / "dog" / "d1.png")
+    assert of_kind(run(recipe, out, device="cpu", resume=True), "end")
 
 
 @pytest.mark.parametrize("what", ["gone", "damaged", "another's"])

@@ -156,7 +156,9 @@ def _prune(
 
             def at_once() -> None:
                 view.close()
-                saved = bool(checkpoints(out / CHECKPOINTS))
+                saved = True
+                with contextlib.suppress(ArtifactError):  # what cannot be listed must not keep us from ending
+                    saved = bool(checkpoints(out / CHECKPOINTS))
                 complain(
                     f"Stopped at once. From the last checkpoint:  {from_checkpoint}"
                     if saved

@@ -15,6 +15,8 @@ from paam.data.cifar10 import load_cifar10
 from paam.data.dataset import Dataset, Split, check_share, hold_out
 from paam.data.digits import load_digits
 from paam.data.folder import load_folder
+from paam.data.marks import Covers, mark_files, mark_pixels
+from paam.data.stream import ImageFiles
 from paam.errors import DataError, RecipeError, nearest
 
 __all__ = [
@@ -97,5 +99,25 @@ def load_data(
         dataset = DATASETS[name](Wanted(directory, image_size, seed, memory, workers))
     except OSError as error:
         raise DataError(f"Cannot read {error.filename}: {error.strerror}.") from error
+    dataset = _with_names(dataset)
     train, held = hold_out(dataset.train, holdout, seed)
     return replace(dataset, train=train, holdout=held)
+
+
+def _with_names(data: Dataset) -> Dataset:
+    """What tells images apart, also where a loader of one's own gives none: their positions, and marks of them."""
+    train, of_train = _named(data.train, "train")
+    test, of_test = _named(data.test, "test")
+    return replace(data, train=train, test=test, covers="sizes" if "sizes" in (of_train, of_test) else data.covers)
+
+
+def _named(split: Split, half: str) -> tuple[Split, Covers | None]:
+    """A split with names and marks, and what those are made of where they had to be made."""
+    if split.names:
+        return split, None
+    covers: Covers = "contents"
+    if isinstance(split.images, ImageFiles):
+        marks, covers = mark_files(split.images.files)
+    else:
+        marks = mark_pixels(split.images)
+    return replace(split, names=tuple(f"{half}/{place}" for place in range(len(split))), marks=marks), covers

@@ -65,7 +65,7 @@ class Split:
     """images: uint8 [N, C, H, W], 0..255, in memory or in files; labels: int64 [N], positions in Dataset.classes.
 
     names: of the images within their classes, wherever the data set lies. marks: uint8 [N, MARK_BYTES], see marks.py.
-    Both are empty for images that no run is asked to recognise.
+    Both are empty where a loader of one's own gives none; load_data then has positions, and marks of its own.
     """
 
     images: Tensor | ImageFiles

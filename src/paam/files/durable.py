@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def write_atomically(path: Path, *parts: bytes | memoryview, flush: bool = True)
     if not path.name:
         raise ArtifactError(f"{path} is a folder; give the name of a file in it.")
     try:
+        _check_no_device(path)
         descriptor, temporary = _create_beside(path)
         try:
             with os.fdopen(descriptor, "wb", buffering=0) as file:
@@ -49,6 +51,16 @@ def write_atomically(path: Path, *parts: bytes | memoryview, flush: bool = True)
             sync_directory(path.parent)
     except OSError as error:
         raise ArtifactError(f"{path} cannot be written: {reason(error)}.") from error
+
+
+def _check_no_device(path: Path) -> None:
+    """Refuse what root could replace by a file: /dev/null, and /dev/stdout, which is a link to a terminal or a pipe."""
+    try:
+        there = path.stat().st_mode
+    except OSError:  # nothing, or a link to nothing
+        return
+    if not stat.S_ISREG(there):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def _create_beside(path: Path) -> tuple[int, Path]:

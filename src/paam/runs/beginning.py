@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -132,9 +133,10 @@ def _checkpoints_due(job: Job) -> int:
 
 def last_good(out: Path) -> str:
     """Where to go on after a failure, as a sentence."""
-    if not checkpoints(out / CHECKPOINTS):
-        return ""
-    return (
-        f" The last good state is in {out / CHECKPOINTS}: rerun the same command with the change (--set) and"
-        " --resume to continue from it."
-    )
+    with contextlib.suppress(ArtifactError):  # a folder that cannot be listed does not hide that failure
+        if checkpoints(out / CHECKPOINTS):
+            return (
+                f" The last good state is in {out / CHECKPOINTS}: rerun the same command with the change (--set) and"
+                " --resume to continue from it."
+            )
+    return ""

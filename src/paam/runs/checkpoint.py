@@ -112,11 +112,11 @@ def write_checkpoint(directory: Path, position: Position, tensors: dict[str, Ten
     epoch, step = position
     path = directory / f"epoch-{epoch:06d}-step-{step:06d}.safetensors"
     write_tensors(path, KIND, tensors, {"epoch": epoch, "step": step, **header})
-    try:
-        for old in checkpoints(directory)[KEPT:]:
+    for old in checkpoints(directory)[KEPT:]:
+        try:
             old.unlink(missing_ok=True)
-    except OSError as error:
-        raise ArtifactError(f"The old checkpoint {old} cannot be removed: {reason(error)}.") from error
+        except OSError as error:
+            raise ArtifactError(f"The old checkpoint {old} cannot be removed: {reason(error)}.") from error
 
 
 def read_newest_checkpoint(directory: Path) -> tuple[State | None, list[str]]:
@@ -148,8 +148,14 @@ def read_newest_checkpoint(directory: Path) -> tuple[State | None, list[str]]:
 
 
 def checkpoints(directory: Path) -> list[Path]:
-    """The checkpoint files of a directory, newest first."""
-    return sorted((p for p in directory.glob("epoch-*") if is_checkpoint(p.name)), key=_position, reverse=True)
+    """The checkpoint files of a directory, newest first. One that cannot be listed is not an empty one."""
+    try:
+        found = list(directory.iterdir())  # glob would find nothing where it may not look
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise ArtifactError(f"The folder {directory} cannot be listed: {reason(error)}.") from error
+    return sorted((path for path in found if is_checkpoint(path.name)), key=_position, reverse=True)
 
 
 def is_checkpoint(name: str) -> bool:
