@@ -290,7 +290,7 @@ def test_a_data_set_of_ones_own_is_known_to_recipes(tmp_path):
         start = run(recipe("l1", data={"name": "odd-digits", "batch_size": 512}), tmp_path / "run", device="cpu")[0]
         labels = load_digits().test.labels
         assert start.samples["test"] == int((labels % 2 == 1).sum())
-        with pytest.raises(RecipeError, match="a data set 'odd-digits' already"):
+        with pytest.raises(RecipeError, match="data set 'odd-digits' is already registered"):
             register_dataset("odd-digits", load_odd)
     finally:
         del DATASETS["odd-digits"]

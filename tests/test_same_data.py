@@ -244,7 +244,7 @@ def test_images_that_make_a_data_set_too_large_to_read_do_not_make_all_others_ne
     found = compare(before, manifest_of(loaded(images)))
     added, how = found.words
     assert added.startswith("30 images added")
-    assert how == "images told apart by their sizes, and by their contents before"
+    assert how == "images identified by their sizes, by their contents before"
 
 
 @pytest.mark.parametrize("what", ["gone", "damaged", "another's"])
@@ -321,7 +321,7 @@ def test_a_part_that_lost_all_its_images_is_refused(halves):
         shutil.copy(halves / "train" / name / "5.png", halves / "test" / name / "train.png")
         (halves / "train" / name / "5.png").unlink()
     now = loaded(halves)
-    with pytest.raises(DataError, match=r"set aside as its test set is left"):
+    with pytest.raises(DataError, match=r"None of the images in this run's test set is left"):
         as_before(now, compare(before, manifest_of(now)))
 
 
@@ -384,7 +384,7 @@ def test_a_whole_manifest_of_what_is_no_data_set_is_refused(tmp_path, images, wr
         del parts["test"]
     odd = dataclasses.replace(manifest, parts=parts)
     write_manifest(tmp_path, odd)
-    with pytest.raises(ArtifactError, match="is not the list of a data set"):
+    with pytest.raises(ArtifactError, match="is not a data manifest"):
         read_manifest(tmp_path, odd.digest)
 
 
