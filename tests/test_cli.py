@@ -783,7 +783,7 @@ def test_ctrl_c_while_the_program_is_loaded_is_one_sentence(here):
     )
     path = os.pathsep.join([str(here), *sys.path])
     done = program("prune", DIGITS, cwd=here, PYTHONPATH=path)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "paam: Stopped; nothing was begun.\n")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "paam: Stopped before anything started.\n")
     assert not (here / "runs").exists()
 
 

@@ -435,7 +435,7 @@ def test_weights_of_a_file_that_are_not_finite_are_named(cli, prune, here, key):
     save_file(weights, here / "lost.safetensors")
     settings = {"distill.weight": 0.5, "schedule.warmup": 0, key: "lost.safetensors"}
     told = sentence(prune("failing_nets:make", "--overwrite", **settings))
-    assert f"{key} = lost.safetensors cannot be loaded: conv1.bias holds values that are not finite" in told
+    assert f"{key} = lost.safetensors cannot be loaded: conv1.bias has values that are not finite" in told
     assert of_kind(read_record(here / "out" / "record.jsonl"), "end")  # the run that was there
 
 

@@ -780,7 +780,7 @@ def test_weights_without_their_plan_are_refused_with_what_to_do(copied):
     state, _ = read_tensors(copied / "model.safetensors", "weights")
     for header in ({}, {"plan": "0123456789abcdef"}, {"plan": {}}):
         write_tensors(copied / "model.safetensors", "weights", state, header)
-        with pytest.raises(ArtifactError, match=r"model\.safetensors lacks the plan.*save the network again"):
+        with pytest.raises(ArtifactError, match=r"model\.safetensors has no plan.*save the network again"):
             paam.load(copied, tiny())
 
 

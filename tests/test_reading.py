@@ -146,7 +146,7 @@ def test_a_key_of_many_parts_is_refused_before_it_is_parsed(tmp_path, monkeypatc
     parsed = []
     monkeypatch.setattr(paam.config.recipe.tomllib, "loads", lambda text: parsed.append(text) or {})
     (tmp_path / "own.toml").write_text(text)
-    with pytest.raises(RecipeError, match=r"dots outside of texts|is the most"):
+    with pytest.raises(RecipeError, match=r"dots outside of strings|is the limit"):
         load_recipe(str(tmp_path / "own.toml"))
     assert not parsed
 
