@@ -132,7 +132,7 @@ def test_maps_are_those_behind_norm_and_activation():
 
 def test_a_criterion_that_reads_maps_wants_images():
     pruner = paam.Pruner(Small(), torch.zeros(1, 3, 8, 8), criterion="hrank")
-    with pytest.raises(DataError, match="'hrank' reads feature maps: give batches"):
+    with pytest.raises(DataError, match="'hrank' reads feature maps: pass batches"):
         pruner.select(keep_filters=0.5)
     pruner.select(keep_filters=0.5, batches=[torch.randn(2, 3, 8, 8)])
 
@@ -253,7 +253,7 @@ def test_a_method_of_ones_own_is_one_small_file(tmp_path, monkeypatch):
     events = run(tree, tmp_path / "run", device="cpu")
     assert [epoch.phase for epoch in of_kind(events, Epoch)] == ["warmup", "weight", "finetune"]
     assert events[0].method == "L1, once"
-    with pytest.raises(RecipeError, match="a method 'once' already"):
+    with pytest.raises(RecipeError, match="method 'once' is already registered"):
         register_method(Method("once", once.label, once.phases))
 
 
@@ -262,7 +262,7 @@ def test_names_that_there_are_not_and_scores_that_are_none():
         find_method("fpmg")
     with pytest.raises(RecipeError, match="no criterion 'l3'"):
         find_criterion("l3")
-    with pytest.raises(RecipeError, match="a criterion 'fpgm' already"):
+    with pytest.raises(RecipeError, match="criterion 'fpgm' is already registered"):
         register_criterion(Criterion("fpgm", lambda rows: rows.sum(1)))
     assert find_criterion("fpgm") is FPGM
     pruner = paam.Pruner(resnet20(), torch.zeros(1, 3, 16, 16), scorer=None)

@@ -264,7 +264,7 @@ def test_misuse_is_explained(batch: tuple[Tensor, Tensor]) -> None:
         Pruner(resnet20(), batch[0], streams="tide")
     with pytest.raises(RecipeError, match="placement cannot be 'after'"):
         Pruner(resnet20(), batch[0], placement="after")
-    with pytest.raises(RecipeError, match="no layer that could be pruned"):
+    with pytest.raises(RecipeError, match="no layer that can be pruned"):
         Pruner(nn.Sequential(nn.Linear(3, 2)), torch.zeros(1, 3))
 
 

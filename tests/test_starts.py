@@ -142,7 +142,7 @@ def test_a_weight_file_that_cannot_be_read_is_refused(warm, tmp_path, kind, word
 
 @pytest.mark.parametrize("method", ["l1", "random", "fpgm", "hrank", "sfp"])
 def test_methods_that_learn_no_scores_are_refused_score_epochs(tmp_path, method):
-    with pytest.raises(RecipeError, match=f"'{method}' learns no scores: set schedule.score to 0"):
+    with pytest.raises(RecipeError, match=f"'{method}' does not learn scores: set schedule.score to 0"):
         run(short(prune__method=method), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
 
