@@ -376,7 +376,7 @@ def test_damage_after_the_events_that_are_kept_is_cut_off_and_said(record, garba
     kept, (note,) = RecordWriter(record).cut_back(3)
     assert kept == typed(EVENTS[:3])
     assert "line 4" in note
-    assert "cut back to the 3 events" in note
+    assert "truncated to its first 3 events" in note
     assert record.read_bytes() == b"".join(lines[:3])
 
 

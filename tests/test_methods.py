@@ -425,7 +425,7 @@ def phase(name: str = "weight", **changes: Any) -> Phase:
         ([phase(), phase(gates="open")], "differ in gates"),
         (
             [phase("finetune", network="small"), phase()],
-            "'weight' trains the gated network after 'finetune' has cut it",
+            "'weight' trains the gated network after 'finetune' compacted it",
         ),
         ([phase(settings="weights")], "'weight' has settings 'weights', which no recipe has"),
         ([phase(settings="model")], "settings 'model'"),
@@ -443,7 +443,7 @@ def test_a_method_that_selects_nothing_is_told_so(monkeypatch):
     monkeypatch.setattr("paam.methods.base._KNOWN", dict(known_methods()))
     register_method(nothing)
     given = dataclasses.replace(Recipe(), prune=dataclasses.replace(Recipe().prune, method="nothing"))
-    with pytest.raises(RecipeError, match="'nothing' has selected nothing"):
+    with pytest.raises(RecipeError, match="'nothing' made no selection"):
         paam.prune(Small(), [(images, labels)], keep_macs=0.5, recipe=given, device="cpu")
 
 

@@ -321,7 +321,7 @@ def test_prune_keeps_the_shape_of_a_recipes_target() -> None:
     assert all(len(kept.filters) % 4 == 0 for kept in rounded.groups.values())
     floored = paam.prune(model, [(images, labels)], keep_macs=0.45, **options).plan
     assert all(len(kept.filters) >= 8 for kept in floored.groups.values())
-    with pytest.raises(DataError, match="used up"):
+    with pytest.raises(DataError, match="training batches are exhausted"):
         paam.prune(model, OneEpoch([(images, labels)]), keep_macs=0.6, schedule=schedule, device="cpu")
 
 

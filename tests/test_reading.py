@@ -189,7 +189,7 @@ def test_one_event_has_a_limit_too(tmp_path):
     (tmp_path / "record.jsonl").write_text(f"{lines([start()])}{line}\n{lines([END])}")
     events, problems = salvage_events(tmp_path / "record.jsonl")
     assert events == typed([start(), END])
-    assert problems == [f"The record is damaged at line 2: it has {len(line):,} characters."]
+    assert problems == [f"The record is corrupt at line 2: it has {len(line):,} characters."]
 
 
 def test_a_record_that_goes_on_growing_without_an_end_of_its_line_is_refused(tmp_path, monkeypatch):
