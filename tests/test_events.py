@@ -152,7 +152,7 @@ def test_what_is_missing_or_senseless_is_named(line, path, damage):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (start(epochs=8), "start.epochs must be those of all phases together (got 8)."),
+        (start(epochs=8), "start.epochs must be the total of all phases (got 8)."),
         (
             start(epochs=2 * 10**6, phases=[{"name": "warmup", "epochs": 2 * 10**6, "cycle": 0}]),
             "start.epochs must be at most 1,000,000",

@@ -1,6 +1,6 @@
 """paam: pruning by active attention manipulation. The public API on one page.
 
-Each name is loaded when it is first asked for: torch takes a second, in which the command line must already listen.
+Names are imported lazily: importing torch takes a second, and the command line must respond before.
 """
 
 from importlib import import_module

@@ -3,7 +3,7 @@
 import sys
 
 if not sys.flags.safe_path:
-    del sys.path[0]  # the current folder, where anybody's torch.py may lie
+    del sys.path[0]  # the current folder, which may contain an untrusted torch.py
 
 from paam.entry import main
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class PaamError(Exception):
-    """Root of everything paam raises on purpose."""
+    """Base class of all errors that paam raises on purpose."""
 
 
 class RecipeError(PaamError):
@@ -18,41 +18,41 @@ class RecipeError(PaamError):
 
 
 class DataError(PaamError):
-    """A data file is missing, damaged, or not what it should be."""
+    """A data file is missing, corrupt or invalid."""
 
 
 class GraphError(PaamError):
-    """A model cannot be traced, or holds an operation that no channel rule covers."""
+    """A model cannot be traced, or has an unsupported operation."""
 
 
 class ConstantMapError(GraphError):
-    """A layer of a pruned network became a constant map, which is right for inputs of one size alone."""
+    """A layer of a pruned network became a constant map, which is valid for one input size only."""
 
 
 class TargetError(PaamError):
-    """A pruning target cannot be reached, or is contradictory."""
+    """A pruning target is unreachable or contradictory."""
 
 
 class ArtifactError(PaamError):
-    """A plan, a weight file or a run directory is missing, damaged, foreign, or in the way."""
+    """A plan, a weight file or a run directory is missing, corrupt, of another network, or exists already."""
 
 
 class DamagedError(ArtifactError):
-    """The content of a file is proven to be wrong; one that merely cannot be read now is not damaged."""
+    """The content of a file is corrupt, as opposed to a file that cannot be read right now."""
 
 
 class DeviceError(PaamError):
-    """The requested device is not there."""
+    """The requested device is not available."""
 
 
 class DivergedError(PaamError):
-    """Training produced a loss that is not finite, or scores that say nothing."""
+    """Training diverged, or all scores vanished."""
 
 
 class FailedError(PaamError):
-    """Something else than paam's own refusals ended a run: memory, a user's code, torch.
+    """An unexpected error ended a run: out of memory, user code, torch.
 
-    ``change``: "key=value" of the recipe with which the run has a chance to go on; empty where none is known.
+    ``change``: "key=value" of the recipe with which resuming may succeed; empty if none is known.
     """
 
     def __init__(self, sentence: str, change: str = "") -> None:
@@ -61,29 +61,29 @@ class FailedError(PaamError):
 
 
 class TrustError(PaamError):
-    """A file names code to run, and the user has not said to run it."""
+    """A file names code to run, and the user has not allowed it."""
 
 
 class StoppedError(PaamError):
-    """A run did as it was asked: it stopped, with its state saved."""
+    """A run stopped as requested, with its state saved."""
 
 
 def one_line(error: BaseException) -> str:
-    """An error of somebody else's code as part of one of our sentences."""
+    """An error of foreign code, formatted as part of a message."""
     try:
         said = str(error)
-    except Exception:  # of a class of somebody's own
+    except Exception:  # an exception class whose __str__ fails
         said = ""
     return " ".join(said.split()).rstrip(".") or type(error).__name__
 
 
 def reason(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file cannot be used, without the system's numbers and the path, which the sentence has already."""
+    """Why a file cannot be used, without errno and path, which the message has already."""
     return (error.strerror or one_line(error)) if isinstance(error, OSError) else "it is not UTF-8"
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """A hint such as " Did you mean 'kq'?" for a mistyped name, or the list of what there is."""
+    """A hint such as " Did you mean 'kq'?" for a mistyped name, or the list of known names."""
     known = sorted(known)
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
     if close:

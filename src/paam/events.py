@@ -1,7 +1,7 @@
-"""What happens in a run, as typed events: the record has one JSON object of these per line.
+"""Typed events of a run: the record has one per line, as a JSON object.
 
-The run makes them and every view reads them; nothing else is known of a run. A record may be damaged or from anywhere:
-:func:`read_event` refuses what is not one of these.
+The run emits them, and views use nothing else. A record may be corrupt or untrusted: :func:`read_event` refuses
+anything that is not a valid event.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from paam.config.schema import InvalidError, OneOf, Range, read
 
 VERSION = 2
-"""Of the record's format."""
+"""Version of the record's format."""
 
 LARGEST = 2.0**63
-"""Larger numbers are damage; sums of those below are numbers still."""
+"""Larger numbers are invalid; sums of smaller ones stay finite."""
 COUNT = Range(0, LARGEST)
 SHARE = Range(0, 1)
 PERCENT = Range(0, 100)
@@ -25,7 +25,7 @@ POSITIVE = Range(0, LARGEST, above=True)
 ANY = Range(-LARGEST, LARGEST)
 
 LONGEST = 10**6
-"""Epochs of a run; more are damage."""
+"""Maximum epochs of a run; more are invalid."""
 
 Role = Literal["warmup", "score", "weight", "finetune", "control"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -33,18 +33,18 @@ ROLES: tuple[Role, ...] = get_args(Role)
 trains the small network; trains the dense control, which is another network."""
 
 Widths = dict[str, tuple[int, int]]
-"""Group -> filters kept, filters in all."""
+"""Group -> filters kept, total filters."""
 
 
 def _check_widths(widths: Widths, name: str) -> None:
     for group, (kept, width) in widths.items():
         if not 0 <= kept <= width or not width:
-            raise InvalidError(f"{name}.{group} must be filters kept, of how many (got {kept} of {width}).")
+            raise InvalidError(f"{name}.{group} must be [filters kept, total filters] (got {kept} of {width}).")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of the dense network."""
+    """Cost of the dense network."""
 
     params: Annotated[int, POSITIVE]
     macs: Annotated[int, POSITIVE]
@@ -52,7 +52,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """``stream``: its layers write into a residual stream."""
+    """``stream``: whether its layers write into a residual stream."""
 
     width: Annotated[int, COUNT]
     stream: bool = False
@@ -60,9 +60,9 @@ class GroupFacts:
 
 @dataclass(frozen=True)
 class PhaseFacts:
-    """A stretch of epochs that are trained alike; cycles count from 1, 0 is outside of them.
+    """A phase of consecutive epochs; cycles count from 1, with 0 for phases outside of cycles.
 
-    ``role``: one of ROLES. ``label``: what goes on, in words, where its role does not say enough.
+    ``role``: one of ROLES. ``label``: what the phase does, in words, if its role does not say enough.
     """
 
     name: str
@@ -80,9 +80,9 @@ class PhaseFacts:
 class Start:
     """The first event of a record. ``monitor``: the images that accuracy is measured on after each epoch.
 
-    ``recipe``: every key with its value. ``method``: its name as tables have it. ``data``: a hash of the data set, and
-    what it covers. ``samples``: images of each split. ``epochs``: of all ``phases`` together. ``normalization``: the
-    "mean" and "std" of each channel.
+    ``recipe``: every key with its value. ``method``: its label for tables. ``data``: a hash of the data set, and what
+    it covers. ``samples``: images of each split. ``epochs``: total of all ``phases``. ``normalization``: "mean" and
+    "std" per channel.
     """
 
     version: int
@@ -108,30 +108,30 @@ class Start:
 
     def __post_init__(self) -> None:
         if self.epochs != sum(phase.epochs for phase in self.phases):
-            raise InvalidError(f"start.epochs must be those of all phases together (got {self.epochs}).")
+            raise InvalidError(f"start.epochs must be the total of all phases (got {self.epochs}).")
         if self.epochs > LONGEST:
             raise InvalidError(f"start.epochs must be at most {LONGEST:,} (got {self.epochs}).")
 
     def setting(self, key: str) -> Any:
-        """A value of the recipe by a key such as "model.name"; None where it has none."""
+        """A value of the recipe by a key such as "model.name"; None if there is none."""
         return setting(self.recipe, key)
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """A run is resumed; in no record. The ``told`` events that follow it are old and repeated."""
+    """A run is resumed; not part of records. The ``told`` events that follow it are old ones, repeated."""
 
     told: Annotated[int, COUNT]
     epoch: Annotated[int, COUNT]
     step: Annotated[int, COUNT] = 0
     skipped: list[str] = field(default_factory=list)
-    """Checkpoints that could not be read."""
+    """Skipped checkpoints, which could not be read."""
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Changed:
-    """Settings and surroundings that a resumed run changed: key -> before, now."""
+    """Settings and environment facts that changed when a run was resumed: key -> before, now."""
 
     epoch: Annotated[int, COUNT]
     changes: dict[str, tuple[Any, Any]]
@@ -141,9 +141,9 @@ class Changed:
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch that is done, counted from 0. ``accuracy``: in percent, None where there are no images to measure on.
+    """A finished epoch, counted from 0. ``accuracy``: in percent, None if there are no images to measure on.
 
-    ``phase``: name of its phase, ``role`` and ``label`` as there.
+    ``phase``: name of its phase; ``role`` and ``label`` are those of the phase.
     """
 
     epoch: Annotated[int, COUNT]
@@ -174,7 +174,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Selected:
-    """A cut. ``threshold``: None where no score decides between groups. ``accuracy``: before weights adapt to it."""
+    """A selection. ``threshold``: None if scores do not decide between groups. ``accuracy``: before weights adapt."""
 
     epoch: Annotated[int, COUNT]
     cycle: Annotated[int, COUNT]
@@ -190,7 +190,7 @@ class Selected:
 
 @dataclass(frozen=True)
 class Vanished:
-    """Batch-norm scales of a dense network that pass nothing on; ``layers``: those that have no other."""
+    """Dead batch-norm channels of a dense network: scales near 0; ``layers``: those with dead channels only."""
 
     epoch: Annotated[int, COUNT]
     scales: Annotated[int, COUNT]
@@ -217,11 +217,11 @@ class Milliseconds:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was measured of a network at the end. ``uncounted``: operations that MACs and parameters leave out.
+    """Final measurements of a network. ``uncounted``: operations that MACs and parameters do not count.
 
     ``layers``: MACs of each layer that has any.
 
-    ``trained`` of the dense network: for as many epochs as the pruned one, in warm-up alone, or not at all.
+    ``trained``, for the dense network: as many epochs as the pruned one, in warm-up only, or not at all.
     """
 
     accuracy: Annotated[float, PERCENT]
@@ -262,7 +262,7 @@ NAMES: dict[type, str] = {
     Failed: "failed",
     End: "end",
 }
-"""What the record calls each kind."""
+"""The name of each kind in the record."""
 KINDS = {name: kind for kind, name in NAMES.items()}
 
 
@@ -272,7 +272,7 @@ def _role(role: str, name: str) -> str:
 
 
 def setting(recipe: Mapping[str, Any], key: str) -> Any:
-    """A value of a recorded recipe by a key such as "model.name"; None where it has none."""
+    """A value of a recorded recipe by a key such as "model.name"; None if there is none."""
     section, _, name = key.partition(".")
     values = recipe.get(section)
     return values.get(name) if isinstance(values, dict) else None
@@ -282,7 +282,7 @@ E = TypeVar("E")
 
 
 def read_event(line: Any) -> Event | None:
-    """One line of a record as an event; None where it is of a kind that only a later version knows."""
+    """Parse one line of a record; None if it is of a kind of a later version."""
     if not isinstance(line, Mapping) or not isinstance(line.get("event"), str):
         raise InvalidError("it is not an event.")
     kind = KINDS.get(line["event"])
@@ -293,7 +293,7 @@ def read_event(line: Any) -> Event | None:
 
 
 def as_line(event: Event) -> dict[str, Any]:
-    """An event as the plain data that its line of the record holds."""
+    """An event as the plain data of its line in the record."""
     # Not by asdict(), which copies a million scores one by one.
     plain = {item.name: getattr(event, item.name) for item in dataclasses.fields(event)}
     return {"event": NAMES[type(event)], **{key: _plain(value) for key, value in plain.items()}}

@@ -1,4 +1,4 @@
-"""Importing torch takes seconds, and Ctrl-C in them must not end in a traceback."""
+"""Handle Ctrl-C while torch is imported, which takes seconds, without a traceback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Inside, Ctrl-C ends the program at once with one sentence, unless it is ignored."""
+    """Inside, Ctrl-C ends the program immediately with one sentence, unless SIGINT is ignored."""
     before = signal.getsignal(signal.SIGINT)
     if before in (None, signal.SIG_IGN) or threading.current_thread() is not threading.main_thread():
         yield
@@ -25,6 +25,6 @@ def loading() -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """At once: an exception could be swallowed, or be taken for a failed import, by whatever is just being loaded."""
-    os.write(2, b"paam: Stopped; nothing was begun.\n")
+    """Exit immediately: an exception could be swallowed, or mistaken for a failed import, by a module being loaded."""
+    os.write(2, b"paam: Stopped before anything started.\n")
     os._exit(128 + number)

@@ -513,7 +513,7 @@ def test_a_signal_says_what_the_next_one_would_do(cli, monkeypatch, number, agai
     monkeypatch.setattr(paam.runs.run, "run", signalled)
     done = cli("prune", DIGITS, *QUICK, "--out=out")
     assert done.code == 128 + number
-    assert f"\nstopping after this step; {again} stops at once, without saving\n" in done.out
+    assert f"\nstopping after this step; {again} stops immediately, without saving\n" in done.out
 
 
 # ---------------------------------------------------------------- a loss that is lost
@@ -621,7 +621,7 @@ def test_an_interrupt_while_the_result_is_measured_stops_and_goes_on_from_there(
         patch.setattr(paam.runs.ends, "measure_latency", interrupted)
         done = cli("prune", DIGITS, *QUICK, "--out=out")
     assert done.code == 130
-    assert "while the result was measured; all that was trained is saved. Resume with:  paam prune" in done.err
+    assert "Stopped while measuring the result; all training is saved. Resume with:  paam prune" in done.err
     trained = read_record(here / "out" / "record.jsonl")
     assert cli("prune", DIGITS, *QUICK, "--out=out", "--resume").code == 0
     assert read_record(here / "out" / "record.jsonl")[:-1] == trained  # not an epoch again
@@ -658,7 +658,7 @@ def test_an_unfinished_demo_is_gone_on_with_or_said_to_be_replaced(cli, monkeypa
     done = cli("demo")
     assert done.code == 0
     assert one_message(done.err) == (
-        "The demo in runs/demo was not finished and is started over; --resume would continue it."
+        "The unfinished demo in runs/demo is overwritten; use --resume to continue a demo instead."
     )
     assert "resumed" not in done.out
     assert read_record(record)[-1]["event"] == "end"
@@ -683,7 +683,7 @@ def test_the_demo_does_not_replace_what_was_saved_by_hand(refuse, good_run, here
         (here / "mine").mkdir(exist_ok=True)
         shutil.copy(good_run / name, here / "mine" / name)
     before = snapshot(here / "mine")
-    assert "something else than an earlier demo" in refuse("demo", "--out=mine")
+    assert "does not hold an earlier demo" in refuse("demo", "--out=mine")
     assert snapshot(here / "mine") == before
 
 
@@ -783,7 +783,7 @@ def test_ctrl_c_while_the_program_is_loaded_is_one_sentence(here):
     )
     path = os.pathsep.join([str(here), *sys.path])
     done = program("prune", DIGITS, cwd=here, PYTHONPATH=path)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "paam: Stopped; nothing was begun.\n")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "paam: Stopped before anything started.\n")
     assert not (here / "runs").exists()
 
 
@@ -912,7 +912,7 @@ def test_an_exported_file_that_is_damaged_is_refused(cli, run):
 )
 def test_an_export_does_not_take_the_place_of_the_runs_own_files(refuse, run, name):
     message = refuse("export", str(run), "--trust-code", "--format=safetensors", f"--out={run / name}")
-    assert "a file of the run itself" in message
+    assert "one of the run's own files" in message
     assert "cannot be written" in refuse("export", str(run), "--trust-code", "--format=safetensors", f"--out={run}")
 
 

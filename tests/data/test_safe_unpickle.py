@@ -137,14 +137,14 @@ HOSTILE = {
     "ordered dict": (pickle.dumps(OrderedDict(a=1), 2), r"collections\.OrderedDict' is not allowed"),
     "numpy scalar": (pickle.dumps({"a": np.float32(1)}, 4), r"multiarray\.scalar' is not allowed"),
     "protocol 5 array": (pickle.dumps({"a": PIXELS}, 5), r"_frombuffer' is not allowed"),
-    "object array": (pickle.dumps({"a": np.array([None])}, 4), "calls something else"),
-    "record array": (pickle.dumps({"a": np.zeros(1, "i4,f4")}, 4), "calls something else"),
-    "bytes array": (pickle.dumps({"a": np.zeros(2, "S3")}, 4), "calls something else"),
-    "direct ndarray": (b"\x80\x02cnumpy\nndarray\nK\x09\x85\x85R.", "calls something else"),
-    "called list": (b"\x80\x02]]R.", "calls something else"),
+    "object array": (pickle.dumps({"a": np.array([None])}, 4), "calls a function that does not build"),
+    "record array": (pickle.dumps({"a": np.zeros(1, "i4,f4")}, 4), "calls a function that does not build"),
+    "bytes array": (pickle.dumps({"a": np.zeros(2, "S3")}, 4), "calls a function that does not build"),
+    "direct ndarray": (b"\x80\x02cnumpy\nndarray\nK\x09\x85\x85R.", "calls a function that does not build"),
+    "called list": (b"\x80\x02]]R.", "calls a function that does not build"),
     "other codec": (
         b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00utf-7\x86R.",
-        "calls something",
+        "calls a function that does not build",
     ),
     "not latin-1": (
         b"\x80\x02c_codecs\nencode\nX\x02\x00\x00\x00\xce\xb1X\x06\x00\x00\x00latin1\x86R.",
@@ -154,21 +154,21 @@ HOSTILE = {
     "no dict": (b"\x80\x02K\x01.", "exactly one dict"),
     "two values": (b"\x80\x02}}.", "exactly one dict"),
     "open mark": (b"\x80\x02(}.", "exactly one dict"),
-    "trailing": (b"\x80\x02}.N", "goes on after its end"),
-    "empty": (b"", "cut short"),
-    "empty stack": (b"\x80\x02a.", "not there"),
-    "no mark": (b"\x80\x02]e.", "mark that is not there"),
-    "below a mark": (b"\x80\x02]K\x01(a.", "not there"),
+    "trailing": (b"\x80\x02}.N", "has bytes after its end"),
+    "empty": (b"", "truncated"),
+    "empty stack": (b"\x80\x02a.", "empty stack"),
+    "no mark": (b"\x80\x02]e.", "pops to a mark that does not exist"),
+    "below a mark": (b"\x80\x02]K\x01(a.", "empty stack"),
     "unknown memo": (b"\x80\x02h\x07.", "never stored"),
     "key without value": (b"\x80\x02}(K\x01u.", "keys without values"),
-    "keys of a list": (b"\x80\x02]K\x01K\x02s.", "no dict"),
-    "items of a dict": (b"\x80\x02}K\x01a.", "list of something else"),
-    "list in a list": (pickle.dumps({"a": [[1]]}, 2), "list of something else"),
-    "dict in a dict": (pickle.dumps({"a": {"b": 1}}, 2), "dict of something else"),
-    "tuple in a dict": (pickle.dumps({"a": (1,)}, 2), "dict of something else"),
+    "keys of a list": (b"\x80\x02]K\x01K\x02s.", "not a dict"),
+    "items of a dict": (b"\x80\x02}K\x01a.", "list with values that are not plain"),
+    "list in a list": (pickle.dumps({"a": [[1]]}, 2), "list with values that are not plain"),
+    "dict in a dict": (pickle.dumps({"a": {"b": 1}}, 2), "dict with values that are not plain"),
+    "tuple in a dict": (pickle.dumps({"a": (1,)}, 2), "dict with values that are not plain"),
     "tuple as a key": (pickle.dumps({(1,): 1}, 2), "keys that are not plain"),
-    "list that holds itself": (b"\x80\x02]q\x00h\x00a.", "list of something else"),
-    "dict that holds itself": (b"\x80\x02}q\x00K\x01h\x00s.", "dict of something else"),
+    "list that holds itself": (b"\x80\x02]q\x00h\x00a.", "list with values that are not plain"),
+    "dict that holds itself": (b"\x80\x02}q\x00K\x01h\x00s.", "dict with values that are not plain"),
 }
 
 
@@ -265,7 +265,7 @@ def test_a_file_over_the_limit_is_not_read(tmp_path):
     path = tmp_path / "batch"
     with path.open("wb") as file:
         file.truncate(MAX_FILE_BYTES + 1)  # sparse
-    with pytest.raises(DataError, match=r"67,108,865 bytes, and 67,108,864 is the most"):
+    with pytest.raises(DataError, match=r"67,108,865 bytes, and 67,108,864 is the limit"):
         safe_load(path)
 
 

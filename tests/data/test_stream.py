@@ -130,7 +130,7 @@ def test_a_reader_that_is_killed_ends_the_epoch_in_one_sentence(folder, monkeypa
     (reader,) = [process for process in multiprocessing.active_children() if process not in before]
     reader.kill()
     reader.join()
-    with pytest.raises(DataError, match=r"A process that reads images has ended .*data\.workers"):
+    with pytest.raises(DataError, match=r"An image worker process died .*data\.workers"):
         list(batches)
 
 

@@ -376,7 +376,7 @@ def test_damage_after_the_events_that_are_kept_is_cut_off_and_said(record, garba
     kept, (note,) = RecordWriter(record).cut_back(3)
     assert kept == typed(EVENTS[:3])
     assert "line 4" in note
-    assert "cut back to the 3 events" in note
+    assert "truncated to its first 3 events" in note
     assert record.read_bytes() == b"".join(lines[:3])
 
 
@@ -780,7 +780,7 @@ def test_weights_without_their_plan_are_refused_with_what_to_do(copied):
     state, _ = read_tensors(copied / "model.safetensors", "weights")
     for header in ({}, {"plan": "0123456789abcdef"}, {"plan": {}}):
         write_tensors(copied / "model.safetensors", "weights", state, header)
-        with pytest.raises(ArtifactError, match=r"model\.safetensors lacks the plan.*save the network again"):
+        with pytest.raises(ArtifactError, match=r"model\.safetensors has no plan.*save the network again"):
             paam.load(copied, tiny())
 
 

@@ -87,7 +87,7 @@ def test_what_is_too_large_is_refused_unread(tmp_path, name):
     path = tmp_path / name
     with path.open("wb") as file:
         file.truncate(1 << 37)  # sparse: it takes no room, and would take all memory
-    with pytest.raises(PaamError, match=r"it has 137,438,953,472 bytes, and [0-9,]+ is the most"):
+    with pytest.raises(PaamError, match=r"it has 137,438,953,472 bytes, and [0-9,]+ is the limit"):
         READERS[name](path)
 
 
@@ -103,7 +103,7 @@ def test_a_file_that_grows_while_it_is_read_ends_at_its_limit(tmp_path, monkeypa
     path.write_bytes(b"x" * 11)
     monkeypatch.setattr(paam.files.reading, "open_to_read", lambda path, limit: path.open("rb"))
     assert read_bytes(path, 11) == b"x" * 11
-    with pytest.raises(OSError, match="10 is the most"):
+    with pytest.raises(OSError, match="10 is the limit"):
         read_bytes(path, 10)
 
 
@@ -123,7 +123,7 @@ def test_a_regular_file_that_has_nothing_to_read_is_refused(tmp_path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "read", nothing_yet)
-        with pytest.raises(OSError, match="nothing can be read"):
+        with pytest.raises(OSError, match="reading it would block"):
             read_bytes(tmp_path / "silent", 10)
 
 
@@ -146,7 +146,7 @@ def test_a_key_of_many_parts_is_refused_before_it_is_parsed(tmp_path, monkeypatc
     parsed = []
     monkeypatch.setattr(paam.config.recipe.tomllib, "loads", lambda text: parsed.append(text) or {})
     (tmp_path / "own.toml").write_text(text)
-    with pytest.raises(RecipeError, match=r"dots outside of texts|is the most"):
+    with pytest.raises(RecipeError, match=r"dots outside of strings|is the limit"):
         load_recipe(str(tmp_path / "own.toml"))
     assert not parsed
 
@@ -189,7 +189,7 @@ def test_one_event_has_a_limit_too(tmp_path):
     (tmp_path / "record.jsonl").write_text(f"{lines([start()])}{line}\n{lines([END])}")
     events, problems = salvage_events(tmp_path / "record.jsonl")
     assert events == typed([start(), END])
-    assert problems == [f"The record is damaged at line 2: it has {len(line):,} characters."]
+    assert problems == [f"The record is corrupt at line 2: it has {len(line):,} characters."]
 
 
 def test_a_record_of_more_lines_than_any_run_writes_is_refused(tmp_path, monkeypatch):

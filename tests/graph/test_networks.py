@@ -525,7 +525,7 @@ def test_odd_arguments_are_explained() -> None:
         )
     schedule = paam.Schedule(warmup=0, cycles=1, score=1, weight=1, finetune=0)
     loader = [(X, torch.zeros(2, dtype=torch.int64))]
-    with pytest.raises(DataError, match="empty or used up"):
+    with pytest.raises(DataError, match="validation batches are empty or exhausted"):
         paam.prune(model, loader, iter([]), keep_filters=0.5, schedule=schedule, device="cpu")
     with pytest.raises(DataError, match=r"is 7, but the network has \d+ outputs"):
         paam.prune(model, [(X, torch.tensor([0, 7]))], keep_filters=0.5, schedule=schedule, device="cpu")

@@ -206,7 +206,7 @@ def test_scores_are_checked() -> None:
         select(NETWORK, {**scores, "inner": torch.ones(5, 1)}, Target(keep_macs=0.5))
 
 
-ONE = r"Give one target of threshold.* or keep_macs and keep_params together; {} given"
+ONE = r"Give one of threshold.* or keep_macs and keep_params together \(got {}\)"
 BAD_TARGETS = [
     ({}, ONE.format("none")),
     ({"keep_macs": 0.5, "keep_filters": 0.5}, ONE.format("keep_filters and keep_macs")),

@@ -615,8 +615,8 @@ def test_every_prefix_of_a_record_gives_a_page_that_says_what_is_missing(tmp_pat
             seen = sum(json.loads(line)["event"] == "epoch" for line in lines[:count])
             note = made.texts("aside", "note")[0]
             assert f"not finished: {seen} of 10 epochs" in note
-            assert ("last line of the record is cut short" in note) == (cut > 0)
-            assert "damaged" not in note
+            assert ("last line of the record is truncated" in note) == (cut > 0)
+            assert "corrupt" not in note
     path.write_bytes(whole)
     write_report([path], tmp_path / "out.html")
     assert 'class="note"' not in (tmp_path / "out.html").read_text("utf-8")
@@ -656,8 +656,8 @@ def test_a_record_without_its_start_or_with_a_broken_middle_shows_the_rest(tmp_p
     made = Tree((tmp_path / "out.html").read_text("utf-8"))
     note = made.texts("aside", "note")[0]
     assert "start of the record is missing" in note
-    assert "The record is damaged at line 3: it is not JSON (character 21: " in note
-    assert "The record is damaged at line 5: it is not UTF-8." in note
+    assert "The record is corrupt at line 3: it is not JSON (character 21: " in note
+    assert "The record is corrupt at line 5: it is not UTF-8." in note
     assert made.texts("dd", "value")[0] == "88.50 %"
 
 
@@ -704,7 +704,7 @@ def test_an_event_with_a_layer_that_keeps_more_than_it_has_is_left_out_and_named
     record[-1]["kept_filters"] = {"good": [2, 4], "odd": pair}
     made = tree(record)
     note = made.texts("aside", "note")[0]
-    assert f"The record is damaged at line {len(record)}: end.kept_filters.odd must be" in note
+    assert f"The record is corrupt at line {len(record)}: end.kept_filters.odd must be" in note
     assert "The run is not finished: 10 of 10 epochs are recorded" in note
     assert made.texts("text", "count") == ["3", "0", "3"]  # as of the last selection
 
@@ -726,7 +726,7 @@ def test_an_epoch_whose_loss_is_no_number_is_left_out_and_named():
     record[line]["loss"] = float("nan")
     made = tree(record)
     note = made.texts("aside", "note")[0]
-    assert f"The record is damaged at line {line + 1}: epoch.loss must be from" in note
+    assert f"The record is corrupt at line {line + 1}: epoch.loss must be from" in note
     assert "Of 10 epochs 9 are recorded." in note
     data = json.loads(next(e["text"] for e in made.all if e["tag"] == "script" and "warm-up" in e["text"][:40]))
     assert [row[0] for row in data] == [1, 3, 4, 5, 6, 7, 8, 9, 10]
@@ -738,7 +738,7 @@ def test_many_damaged_lines_are_explained_as_far_as_three_and_counted_as_far_as_
         record[line]["epoch"] = -line
     note = tree(record).texts("aside", "note")[0]
     assert [f"-{line})" in note for line in range(1, 11)] == [True] * 3 + [False] * 7
-    assert "It is damaged at line 5, 6, 7, 8, 9 and others too." in note
+    assert "It is also corrupt at line 5, 6, 7, 8, 9 and others." in note
 
 
 def test_without_a_start_nobody_knows_what_an_accuracy_was_measured_on():
@@ -766,7 +766,7 @@ def test_what_is_no_run_is_named_and_the_others_are_shown(tmp_path):
         assert folder in sentence
     assert "version 99" in refused[2]
     assert made.texts("dd", "value")[0] == "88.50 %"
-    with pytest.raises(PaamError, match="nowhere.*empty.*version 99.*holds no event"):
+    with pytest.raises(PaamError, match="nowhere.*empty.*version 99.*has no readable event"):
         write_report(bad, tmp_path / "none.html")
     assert not (tmp_path / "none.html").exists()
 

@@ -50,7 +50,7 @@ def test_the_runs_do_each_kind_of_operation(faults):
     ("owner", "name", "instead", "fault", "told"),
     [
         (durable, "sync_directory", lambda folder: None, "strict", "nothing is left of 2 epochs"),
-        (durable, "sync", lambda descriptor: None, "lost", "No checkpoint can be used"),
+        (durable, "sync", lambda descriptor: None, "lost", "No checkpoint is usable"),
         (checkpoint, "KEPT", 0, "kill", "2 epochs were flushed|checkpoints .* are missing"),
     ],
     ids=["names", "contents", "kept"],

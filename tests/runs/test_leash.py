@@ -15,7 +15,7 @@ import pytest
 
 from paam.cli.stopping import Stopping
 from paam.config.recipe import load_recipe
-from paam.runs.leash import VARIABLE, leashed, when_let_go
+from paam.runs.leash import VARIABLE, leashed, when_orphaned
 from paam.runs.liveness import lock_held
 from paam.runs.lock import RunLock
 from ran import run
@@ -53,11 +53,11 @@ def test_a_sweep_that_is_killed_takes_its_runs_along_and_they_save(here, before)
     while "stopping after this step" not in log.read_text("utf-8"):
         assert time.monotonic() < deadline, log.read_text("utf-8")
     hold.unlink()
-    while not (ended(here / "out" / "tiny-seed0") and "all of it is saved" in log.read_text("utf-8")):
+    while not (ended(here / "out" / "tiny-seed0") and "the state is saved" in log.read_text("utf-8")):
         assert time.monotonic() < deadline, log.read_text("utf-8")
     done = subprocess.run(SWEEP, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "goes on" in done.stdout
+    assert "resumed" in done.stdout
     run(load_recipe("tiny.toml"), here / "alone", device="cpu")
     assert_same_weights(here / "alone", here / "out" / "tiny-seed0")
 
@@ -77,7 +77,7 @@ def test_a_sweep_waits_for_a_run_that_another_process_is_at_work_on(monkeypatch,
     code, told, err = sweep(monkeypatch, capsys, "tiny.toml", "--out=out")
     assert (code, err) == (0, "")
     assert len(polls) == 3
-    assert told.count("waits     tiny-seed0: another process is at work on it") == 1
+    assert told.count("waiting   tiny-seed0: locked by another process") == 1
     assert told.index("waits") < told.index("finished")
 
 
@@ -85,9 +85,9 @@ def test_a_sweep_waits_for_a_run_that_another_process_is_at_work_on(monkeypatch,
 
 CHILD = """
 import os, sys, threading
-from paam.runs.leash import VARIABLE, when_let_go
+from paam.runs.leash import VARIABLE, when_orphaned
 let_go = threading.Event()
-when_let_go(let_go.set)
+when_orphaned(let_go.set)
 assert VARIABLE not in os.environ
 assert sys.stdin.read() == ""
 print("ready", flush=True)
@@ -114,7 +114,7 @@ def test_a_process_learns_that_the_other_end_is_closed_and_reads_no_input():
 def test_without_a_leash_nothing_is_watched(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     before = threading.active_count()
-    when_let_go(lambda: pytest.fail("nobody held this process"))
+    when_orphaned(lambda: pytest.fail("nobody held this process"))
     assert threading.active_count() == before
 
 

@@ -55,7 +55,7 @@ def test_garbage_behind_a_checkpoint_is_cut_off_and_said(tmp_path, whole, garbag
     with (out / "record.jsonl").open("ab") as file:
         file.write(garbage + b'{"event": "epoch"}\n')
     events, said = resumed(out)
-    assert any("damaged at line" in line and "cut back" in line for line in said)
+    assert any("corrupt at line" in line and "truncated to" in line for line in said)
     assert said[-1].startswith("resumed after epoch 4")
     assert_same_weights(out, whole)
     assert story(events) == story(read_record(whole / "record.jsonl"))
@@ -67,7 +67,7 @@ def test_damage_before_a_checkpoint_is_refused_and_nothing_touched(tmp_path):
     lines = (out / "record.jsonl").read_bytes().splitlines(keepends=True)
     (out / "record.jsonl").write_bytes(b"".join([*lines[:2], b"{broken}\n", *lines[2:]]))
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "lock"}
-    with pytest.raises(ArtifactError, match="damaged at line 3"):
+    with pytest.raises(ArtifactError, match="corrupt at line 3"):
         resumed(out)
     assert {path: path.read_bytes() for path in before} == before
 
@@ -78,7 +78,7 @@ def test_garbage_behind_a_finished_run_is_cut_off_and_said_where_it_can_be(tmp_p
     (out / "record.jsonl").write_bytes(wanted + b"\x00\n")
     events, said = resumed(out)
     assert events == read_record(whole / "record.jsonl")
-    assert any("cut back" in line for line in said)
+    assert any("truncated to" in line for line in said)
     assert (out / "record.jsonl").read_bytes() == wanted
 
 
@@ -91,7 +91,7 @@ def test_that_nothing_was_saved_is_said(tmp_path, whole, left):
     if record.exists():
         record.write_text("".join(record.read_text().splitlines(keepends=True)[:2]))
     _, said = resumed(tmp_path / "run")
-    assert said == ["no checkpoint of this run is on the disk: it begins again"]
+    assert said == ["no checkpoint was saved yet: the run starts over"]
     assert_same_weights(tmp_path / "run", whole)
 
 

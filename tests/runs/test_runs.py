@@ -507,7 +507,7 @@ def test_the_step_of_the_first_loss_that_is_not_finite_is_named(epoch, step):
     for number in range(epoch):
         engine.run_epoch(number, None)
     phase = ("warmup", "score", "weight")[epoch]
-    cause = rf"{phase}\.lr" if (epoch, step) != (0, 0) else "before any step had been taken.*no rate is to blame"
+    cause = rf"{phase}\.lr" if (epoch, step) != (0, 0) else "before the first step.*rate is not the cause"
     with pytest.raises(DivergedError, match=rf"step {step + 1} of epoch {epoch + 1} \({phase} phase\).*{cause}"):
         engine.run_epoch(epoch, None)
 

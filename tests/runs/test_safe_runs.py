@@ -21,7 +21,7 @@ from paam.errors import ArtifactError, DivergedError, PaamError
 from paam.files.tensors import read_tensors, write_tensors
 from paam.runs import checkpoint
 from paam.runs.checkpoint import CheckpointWriter, checkpoints, read_newest_checkpoint, snapshot, write_checkpoint
-from paam.runs.directory import begun, find_changes, may_change
+from paam.runs.directory import find_changes, may_change, started_events
 from paam.runs.lock import RunLock
 from paam.runs.record import read_record
 from ran import run
@@ -461,12 +461,12 @@ def test_what_may_change_is_how_it_trains_and_not_what_it_is():
 def test_a_start_that_names_no_recipe_is_refused(tmp_path, recipe):
     run_of = write_run(tmp_path / "run", [start(seed=0, recipe=recipe)])
     with pytest.raises(PaamError):
-        find_changes(run_of, begun(run_of), short(), 0)
+        find_changes(run_of, started_events(run_of), short(), 0)
 
 
 def test_scores_that_all_fall_to_nothing_are_a_reason_to_stop(tmp_path):
     settings = {"prune__penalty": 1e4, "score__lr": 5.0, "prune__method": "free", "prune__activation": "sigmoid"}
-    with pytest.raises(DivergedError, match=r"score has fallen.*score phase.*prune\.penalty or score\.lr.*--resume"):
+    with pytest.raises(DivergedError, match=r"score is below.*score phase.*prune\.penalty or score\.lr.*--resume"):
         run(short(**settings), tmp_path / "run", device="cpu")
     settings |= {"prune__penalty": 1e-4, "score__lr": 0.01}
     assert of_kind(run(short(**settings), tmp_path / "run", device="cpu", resume=True), "end")
@@ -478,5 +478,5 @@ def test_a_run_whose_methods_phases_are_others_now_is_not_resumed(tmp_path, monk
         run(short(), tmp_path / "run", device="cpu", watch=killer("epoch", 5))
     whole = paam.runs.job.phases_of
     monkeypatch.setattr("paam.runs.job.phases_of", lambda recipe: (*whole(recipe)[:1], *whole(recipe)[2:]))
-    with pytest.raises(ArtifactError, match="started with other phases of the method 'paam'"):
+    with pytest.raises(ArtifactError, match="phases of the method 'paam' have changed since the run in .* was started"):
         run(short(), tmp_path / "run", device="cpu", resume=True)

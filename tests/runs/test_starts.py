@@ -142,7 +142,7 @@ def test_a_weight_file_that_cannot_be_read_is_refused(warm, tmp_path, kind, word
 
 @pytest.mark.parametrize("method", ["l1", "random", "fpgm", "hrank", "sfp"])
 def test_methods_that_learn_no_scores_are_refused_score_epochs(tmp_path, method):
-    with pytest.raises(RecipeError, match=f"'{method}' learns no scores: set schedule.score to 0"):
+    with pytest.raises(RecipeError, match=f"'{method}' does not learn scores: set schedule.score to 0"):
         run(short(prune__method=method), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
 
@@ -236,17 +236,17 @@ def test_a_gpu_that_cannot_be_used_is_refused_in_one_sentence(monkeypatch, name,
         find_device(name)
     message = str(caught.value)
     assert "\n" not in message
-    assert f"'{meant}' is there but cannot be used (CUDA error: CUDA-capable device(s) is/are busy" in message
+    assert f"'{meant}' exists but cannot be used (CUDA error: CUDA-capable device(s) is/are busy" in message
     assert message.endswith("give --device cpu.")
     assert find_device("cpu") == "cpu"
 
 
 def test_a_gpu_that_is_not_there_is_refused_with_what_is(monkeypatch):
     with_gpus(monkeypatch, "CUDA error: invalid device ordinal")
-    with pytest.raises(DeviceError, match=r"'cuda:7' is not there; this machine has: cpu, cuda \(0 to 1\)\.$"):
+    with pytest.raises(DeviceError, match=r"'cuda:7' does not exist; this machine has: cpu, cuda \(0 to 1\)\.$"):
         find_device("cuda:7")
     with_gpus(monkeypatch, "no NVIDIA driver", gpus=0)
-    with pytest.raises(DeviceError, match=r"'cuda' is not there; this machine has: cpu\.$"):
+    with pytest.raises(DeviceError, match=r"'cuda' does not exist; this machine has: cpu\.$"):
         find_device("cuda")
     assert find_device("auto") == "cpu"
 

@@ -106,7 +106,7 @@ def test_runs_that_would_share_a_directory_are_refused():
     with pytest.raises(RecipeError, match="one directory"):
         plan_sweep(["one/a.toml", "two/a.toml"], [0], [], CPU, Path("out"))
     for values in ("1,1", "0.5,0.50", "1e-4,0.0001", "1,1.0"):
-        with pytest.raises(RecipeError, match="finetune.lr has a value twice"):
+        with pytest.raises(RecipeError, match="finetune.lr has a duplicate value"):
             plan_sweep(["a"], [0], [f"finetune.lr={values}"], CPU, Path("out"))
 
 
@@ -288,7 +288,7 @@ def test_a_run_that_fails_now_does_not_count_by_what_it_was_before(monkeypatch, 
     code, out, err = sweep(monkeypatch, capsys, "tiny.toml", "--out=out")
     assert code == 1
     assert "1 of 1 runs failed" in err
-    assert "cannot change any more" in out
+    assert "can no longer change" in out
     (row,) = [line for line in out.splitlines() if line.startswith("tiny ")]
     assert row.split() == ["tiny", "0"]
 
@@ -317,9 +317,9 @@ def test_an_interrupt_reaches_the_runs_they_save_and_the_sweep_goes_on(here):
         finally:
             process.kill()
         assert process.returncode == 128 + number
-        assert "rerun the same command to continue" in err
+        assert "rerun the same command to resume the runs" in err
         assert "Traceback" not in out + err
-        assert "all of it is saved" in log.read_text("utf-8")
+        assert "the state is saved" in log.read_text("utf-8")
         assert not (here / "out" / "tiny-seed1").exists()
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
@@ -347,10 +347,10 @@ def test_a_second_interrupt_leaves_at_once_and_the_runs_still_save(here):
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "Stopped at once; the runs still save." in err
+    assert "Stopped without waiting; the runs still save their state." in err
     (here / "hold").unlink()
     log, deadline = here / "out" / "tiny-seed0.log", time.monotonic() + 60
-    while "all of it is saved" not in log.read_text("utf-8"):
+    while "the state is saved" not in log.read_text("utf-8"):
         assert time.monotonic() < deadline, log.read_text("utf-8")
 
 

@@ -50,7 +50,7 @@ from paam.methods import phases_of
 from paam.report.page import write_report
 from paam.runs.beginning import restore
 from paam.runs.checkpoint import KIND, read_newest_checkpoint, write_checkpoint
-from paam.runs.directory import begun, find_changes, portable
+from paam.runs.directory import find_changes, portable, started_events
 from paam.runs.record import RECORD_FILE, read_events
 from paam.train.engine import Engine
 from paam.train.state import engine_state
@@ -156,7 +156,7 @@ def records() -> Attempt:
         assert len(rows_of(here)) == 1
         if rng.random() < 0.3:
             write_report([here / RECORD_FILE], here / "page.html")
-        events = begun(here)
+        events = started_events(here)
         if events:
             find_changes(here, events, recipe, 0)
             state = RunState()

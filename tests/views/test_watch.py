@@ -240,7 +240,7 @@ def test_a_run_whose_process_is_gone_ends_the_watch(cli, tmp_path):
     assert done.err == "paam: The run in run stopped in epoch 4 of 7. Resume with:  paam prune --out run --resume\n"
     write_run(tmp_path / "run", record(3, command=""), age=HOUR)
     assert cli("watch", "run").err.endswith("4 of 7.\n")  # a program's own run: it knows how
-    for events, where in ((record(7, end=False), "while its result was measured"), ([], "before its first event")):
+    for events, where in ((record(7, end=False), "while measuring its result"), ([], "before its first event")):
         write_run(tmp_path / "run", events, age=HOUR)
         assert f"stopped {where}." in cli("watch", "run").err
 
@@ -263,8 +263,8 @@ def test_a_record_without_any_event_ends_the_watch_with_the_words_of_the_listing
     os.utime(path, (0, 0))
     done = cli("watch", "run")
     assert done.code == 2
-    assert done.err == "paam: The record run/record.jsonl is empty: its run never began.\n"
-    assert "The record run/record.jsonl is empty: its run never began." in cli("runs", ".").out
+    assert done.err == "paam: The record run/record.jsonl is empty: its run never started.\n"
+    assert "The record run/record.jsonl is empty: its run never started." in cli("runs", ".").out
 
 
 def test_a_folder_without_a_record_is_refused(cli, tmp_path):
@@ -331,7 +331,7 @@ def test_a_silent_run_is_said_to_be_silent(watching, tmp_path):
     process = watching()
     for _ in range(3):
         process.stdout.readline()
-    assert process.stdout.readline() == "nothing was written for 1 h: the run seems to have stopped\n"
+    assert process.stdout.readline() == "no output for 1 h: the run may have stopped\n"
 
 
 # ---------------------------------------------------------------- paam runs

@@ -1,4 +1,4 @@
-"""Pruned networks for other programs: ONNX, torch.export archives, one safetensors file."""
+"""Export pruned networks: ONNX, torch.export archives, one safetensors file."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from paam.graph.channel_map import ChannelMap
 from paam.graph.modes import evaluating
 
 EXPORTS = {"onnx": "model.onnx", "pt2": "model.pt2", "safetensors": "pruned.safetensors"}
-"""Format -> name of the file in a run's directory."""
+"""Format -> default file name in a run's directory."""
 
 
 def export(model: nn.Module, example: Tensor | tuple[Tensor, ...], path: str | Path, format: str | None = None) -> None:
-    """Write a network to one file, in evaluation mode; the batch size of its inputs stays free.
+    """Export a network to one file, in evaluation mode, with a dynamic batch size.
 
-    The format is that of the path's suffix, unless it is given.
+    ``format``: default: from the path's suffix.
 
-    onnx         for ONNX Runtime and its kin; needs the packages onnx and onnxscript
+    onnx         for ONNX Runtime and others; needs the packages onnx and onnxscript
     pt2          torch.export's archive: torch.export.load(path).module() needs neither paam nor the model's code
     safetensors  weights and plan in one file, for paam.load(path, model)
     """
@@ -38,7 +38,7 @@ def export(model: nn.Module, example: Tensor | tuple[Tensor, ...], path: str | P
     if format is None:
         format = path.suffix.removeprefix(".")
         if format not in EXPORTS:
-            raise RecipeError(f"{path} does not end in one of {', '.join(EXPORTS)}; give such a path, or the format.")
+            raise RecipeError(f"{path} has no known suffix; end it in one of {', '.join(EXPORTS)}, or give the format.")
     check_format(format)
     if format == "safetensors":
         write_network(model, path)
@@ -48,9 +48,9 @@ def export(model: nn.Module, example: Tensor | tuple[Tensor, ...], path: str | P
 
 
 def check_format(format: str) -> None:
-    """Refuse a format that there is not, or whose packages are missing, before any work is done for it."""
+    """Refuse an unknown format, or one whose packages are missing, before any work is done."""
     if format not in EXPORTS:
-        raise RecipeError(f"There is no export format '{format}': {', '.join(EXPORTS)}.")
+        raise RecipeError(f"There is no export format '{format}'. Known: {', '.join(EXPORTS)}.")
     if format == "onnx" and any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript")):
         raise ArtifactError(
             "ONNX export needs the packages onnx and onnxscript: pip install onnx onnxscript"
@@ -62,17 +62,17 @@ def _exported(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> Any:
     model = _without_training_parts(model)
     batch = torch.export.Dim("batch", min=1)
     examples = (example,) if isinstance(example, Tensor) else example
-    # A batch of one would be taken for a constant.
+    # torch.export would specialize a batch size of one.
     examples = tuple(x if len(x) > 1 else x.expand(2, *x.shape[1:]).contiguous() for x in examples)
     with evaluating(model), torch.no_grad():
         try:
             program = torch.export.export(model, examples, dynamic_shapes=tuple({0: batch} for _ in examples))
-        except Exception as error:  # torch.export's own refusals
-            raise ArtifactError(f"torch.export refuses {type(model).__name__}: {one_line(error)}.") from error
+        except Exception as error:  # any error of torch.export
+            raise ArtifactError(f"torch.export does not support {type(model).__name__}: {one_line(error)}.") from error
 
     graph = program.graph_module.graph
     for node in list(graph.nodes):
-        if node.target in DROPOUTS:  # in evaluation mode they do nothing
+        if node.target in DROPOUTS:  # no-ops in evaluation mode
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     program.graph_module.recompile()
@@ -88,7 +88,7 @@ DROPOUTS = (
 
 
 def _without_training_parts(model: nn.Module) -> nn.Module:
-    """A copy that can only be evaluated: no counters of batches, nothing for gradients."""
+    """A copy for evaluation only: without batch counters and gradients."""
     model = copy.deepcopy(model)
     for module in model.modules():
         if isinstance(module, ChannelMap):
@@ -99,7 +99,7 @@ def _without_training_parts(model: nn.Module) -> nn.Module:
 
 
 def _pt2(program: Any) -> bytes:
-    program.example_inputs = None  # they would be the one pickle in the archive
+    program.example_inputs = None  # the only pickle in the archive
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     return buffer.getvalue()
@@ -107,13 +107,13 @@ def _pt2(program: Any) -> bytes:
 
 def _onnx(program: Any) -> bytes:
     with warnings.catch_warnings(), _silenced("torch.onnx"):
-        warnings.simplefilter("ignore")  # of the exporter's own workings; the result is what counts
+        warnings.simplefilter("ignore")  # about the exporter's internals
         inputs = len(program.graph_signature.user_inputs)
         names = ["input"] if inputs == 1 else [f"input{number}" for number in range(inputs)]
         try:
             onnx_program = torch.onnx.export(program, dynamo=True, verbose=False, input_names=names)
-        except Exception as error:  # an operation that ONNX does not have
-            raise ArtifactError(f"The network cannot be written as ONNX: {one_line(error)[:300]}.") from error
+        except Exception as error:  # an operation unsupported by ONNX
+            raise ArtifactError(f"The network cannot be exported to ONNX: {one_line(error)[:300]}.") from error
     assert onnx_program is not None
     proto = onnx_program.model_proto
     for value in (*proto.graph.input, *proto.graph.output):

@@ -1,4 +1,4 @@
-"""How fast networks are and how much memory they need, measured side by side in one run."""
+"""Measure latency and memory of several networks in one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paam.graph.modes import evaluating
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds per batch: the median of the runs, and the quartiles around it."""
+    """Milliseconds per batch: median and quartiles over the passes."""
 
     median: float
     low: float
@@ -29,7 +29,7 @@ class Latency:
 def measure_latency(
     models: Mapping[str, nn.Module | Callable[..., Any]], example: Tensor, *, repeats: int = 30, warmup: int = 5
 ) -> dict[str, Latency]:
-    """Time several models on one batch, taking turns, so that all of them meet the same disturbances."""
+    """Time several models on one batch, interleaved, so that noise affects all of them alike."""
     times: dict[str, list[float]] = {name: [] for name in models}
     for model in models.values():
         for _ in range(warmup):
@@ -61,7 +61,7 @@ def _wait(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Speed:
-    """One network, run in one way. ``throughput``: samples per second at the median. ``memory``: bytes, or None."""
+    """One network in one mode. ``throughput``: samples per second at the median. ``memory``: bytes, or None."""
 
     network: str
     mode: str
@@ -73,7 +73,7 @@ class Speed:
 def compare(
     models: Mapping[str, nn.Module], example: Tensor, *, repeats: int = 30, compiled: bool = False
 ) -> list[Speed]:
-    """Every network eagerly, and compiled where asked for, timed in turns on one batch."""
+    """Time every network in eager mode, and compiled if requested, interleaved on one batch."""
     rows = []
     for mode in ("eager", "compiled") if compiled else ("eager",):
         runners = {name: torch.compile(model) if mode == "compiled" else model for name, model in models.items()}
@@ -86,9 +86,9 @@ def compare(
 
 
 def peak_memory(model: nn.Module, example: Tensor) -> int:
-    """Bytes that one pass in evaluation mode needs at most, beside the weights and the input.
+    """Peak bytes of one forward pass in evaluation mode, without weights and input.
 
-    On a GPU as the allocator sees it; on a CPU the live tensors, without what kernels use inside.
+    On a GPU from the allocator; on a CPU the live tensors, without the kernels' internal workspace.
     """
     with evaluating(model), torch.inference_mode():
         if example.device.type == "cuda":
@@ -104,7 +104,7 @@ def peak_memory(model: nn.Module, example: Tensor) -> int:
 
 
 class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows every storage that is made inside until it is freed."""
+    """Tracks every storage allocated inside until it is freed."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Pruned networks on disk: weights and plan in one safetensors file. No pickle, nothing that runs code.
+"""Save and load pruned networks: weights and plan in one safetensors file. No pickle, no code.
 
-One file, because only one rename can decide whether the old network is there or the new one. A ``plan.json`` beside it
-is a copy to read, and what ``target.widths`` of another run may name.
+One file, so that a single rename replaces the old network atomically. The ``plan.json`` next to it is a readable copy,
+which ``target.widths`` of another run can use.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ KIND = "weights"
 
 
 def save(small: nn.Module, directory: str | Path) -> None:
-    """Write a pruned network into a directory: ``model.safetensors``, and its plan once more as ``plan.json``.
+    """Save a pruned network into a directory: ``model.safetensors``, and a copy of its plan as ``plan.json``.
 
-    Cut at any moment, it leaves the network that was there before or this one.
+    Atomic: if it is interrupted, the directory has either the earlier network or this one.
     """
     plan, directory = _plan_of(small), Path(directory)
     make_directory(directory)
-    with contextlib.suppress(OSError):  # of a process that was killed; in nobody's way
+    with contextlib.suppress(OSError):  # leftovers of a killed process; harmless
         remove_left(directory, (WEIGHTS_FILE, PLAN_FILE).__contains__)
     write_network(small, directory / WEIGHTS_FILE)
     write_atomically(directory / PLAN_FILE, plan.to_json().encode())
 
 
 def write_network(small: nn.Module, path: Path) -> None:
-    """One file for :func:`load`."""
+    """Write one file for :func:`load`."""
     write_tensors(path, KIND, small.state_dict(), {"plan": _plan_of(small).to_json()})
 
 
 def _plan_of(small: nn.Module) -> Plan:
     plan = recall_plan(small)
     if plan is None:
-        raise ArtifactError("Only networks made by Pruner.compact(), paam.prune or paam.load can be saved so.")
+        raise ArtifactError("Only networks from Pruner.compact(), paam.prune or paam.load can be saved.")
     return plan
 
 
 def read_network(path: Path) -> tuple[Plan, dict[str, Tensor]]:
-    """Plan and weights of a file that :func:`write_network` wrote."""
+    """Read plan and weights from a file of :func:`write_network`."""
     state, header = read_tensors(path, KIND)
     plan = header.get("plan")
     if not isinstance(plan, str) or not plan.startswith("{"):
-        raise ArtifactError(f"{path} lacks the plan that its weights belong to; save the network again by this paam.")
+        raise ArtifactError(f"{path} has no plan for its weights; save the network again with this version of paam.")
     return Plan.from_json(plan, f"The plan in {path}"), state
 
 
 def load(path: str | Path, model: nn.Module, *, check: bool = True) -> nn.Module:
-    """The pruned network of a directory, or of one exported file, in evaluation mode.
+    """Load the pruned network from a directory or an exported file, in evaluation mode.
 
-    ``model``: any of the original architecture; its weights do not matter. ``check``: compare what is built with the
-    gated network, as when it was pruned; what was pruned without a check may be refused otherwise.
+    ``model``: an instance of the original architecture; its weights do not matter. ``check``: compare the network with
+    the gated one, as in pruning; a network that was pruned with check=False may need check=False here too.
     """
     path = Path(path)
     path = path if path.is_file() else path / WEIGHTS_FILE
@@ -70,11 +70,11 @@ def load(path: str | Path, model: nn.Module, *, check: bool = True) -> nn.Module
 
 
 def assemble(model: nn.Module, plan: Plan, state: dict[str, Tensor], path: Path, *, check: bool = True) -> nn.Module:
-    """The network of a plan with the weights of ``path``, in evaluation mode."""
+    """Build the network of a plan with the weights of ``path``, in evaluation mode."""
     try:
         small = rebuild(model, plan, check=check)
     except GraphError as error:
-        raise ArtifactError(f"The model is not the one that {path} was made from: {error}") from error
+        raise ArtifactError(f"The model does not match the one that {path} was made from: {error}") from error
     expected = small.state_dict()
     wrong = [name for name in expected if name not in state or state[name].shape != expected[name].shape]
     if wrong or len(state) != len(expected):
@@ -85,7 +85,7 @@ def assemble(model: nn.Module, plan: Plan, state: dict[str, Tensor], path: Path,
 
 
 def rebuild(model: nn.Module, plan: Plan, *, check: bool = True) -> nn.Module:
-    """The structure that a plan makes of a model, through all the prunings before it; weights are the model's."""
+    """Apply a plan, and all earlier plans in it, to a model; weights are the model's."""
     if plan.base is not None:
         model = rebuild(model, plan.base, check=check)
     parameter = next(model.parameters(), torch.empty(0))
@@ -98,7 +98,7 @@ def rebuild(model: nn.Module, plan: Plan, *, check: bool = True) -> nn.Module:
         if isinstance(described, dict):
             dtype = getattr(torch, described["dtype"], None)
             if not isinstance(dtype, torch.dtype):
-                raise ArtifactError(f"The plan names an input of the type '{described['dtype']}', which torch lacks.")
+                raise ArtifactError(f"The plan has an input of the unknown dtype '{described['dtype']}'.")
             return torch.zeros(described["shape"], dtype=dtype, device=parameter.device)
         return torch.zeros(described, dtype=parameter.dtype, device=parameter.device)
 

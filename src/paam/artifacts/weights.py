@@ -1,4 +1,4 @@
-"""The dense network's weights as a file: what warm-up leaves behind, and what another run begins with."""
+"""Save and load the weights of dense networks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ KIND = "weights"
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], network: str) -> None:
-    """``network``: what the file says that it holds, such as "dense network after warm-up"."""
+    """``network``: a description stored in the file, such as "dense network after warm-up"."""
     write_tensors(path, KIND, weights, {"network": network})
 
 
 def load_weights(model: nn.Module, path: Path, key: str) -> None:
-    """Take up the weights of a dense network that a ``key`` of the recipe names; what does not fit is refused."""
+    """Load dense weights from the file that a ``key`` of the recipe names; refuse a mismatch."""
     try:
         stored = _read(path)
         _check_fit(model, stored)
         if name := not_finite(stored):
-            raise ValueError(f"{name} holds values that are not finite")
+            raise ValueError(f"{name} has values that are not finite")
         model.load_state_dict(stored)
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
         why = reason(error) if isinstance(error, OSError) else one_line(error)
@@ -35,7 +35,7 @@ def load_weights(model: nn.Module, path: Path, key: str) -> None:
 
 
 def not_finite(weights: Mapping[str, Tensor]) -> str:
-    """The first tensor with NaN or infinity in it; empty where there is none."""
+    """The name of the first tensor with NaN or infinity; empty if there is none."""
     return next((name for name, value in weights.items() if not value.isfinite().all()), "")
 
 
@@ -51,23 +51,23 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _check_fit(model: nn.Module, stored: dict[str, Tensor]) -> None:
-    """Names and shapes must be the network's. Precision may differ, but a cast to another kind would lose a part.
+    """Check names and shapes. Precision may differ, but not the kind of number, since the cast would lose information.
 
-    Older checkpoints do not have the counters of batch norms; torch does without them.
+    Older checkpoints lack the batch counters of batch norms, which are optional.
     """
     own = {name: value for name, value in model.state_dict().items() if name in stored or not _is_counter(name)}
     missing, unknown = [name for name in own if name not in stored], [name for name in stored if name not in own]
     lacks = [f"lacks {len(missing)} of the network's tensors ({missing[0]})"] if missing else []
     has = [f"has {len(unknown)} that the network does not ({unknown[0]})"] if unknown else []
     if lacks or has:
-        raise ValueError(f"it belongs to another network: it {' and '.join([*lacks, *has])}")
+        raise ValueError(f"it is for another network: it {' and '.join([*lacks, *has])}")
     for name, value in own.items():
         if stored[name].shape != value.shape:
             shapes = f"{tuple(stored[name].shape)} there and {tuple(value.shape)} in the network"
-            raise ValueError(f"it is another network's: {name} is {shapes}")
+            raise ValueError(f"it is for another network: {name} is {shapes}")
         given, wanted = stored[name].dtype, value.dtype
         if (given.is_complex, given.is_floating_point) != (wanted.is_complex, wanted.is_floating_point):
-            raise ValueError(f"{name} holds {given} where the network has {wanted}")
+            raise ValueError(f"{name} is {given}, but {wanted} in the network")
 
 
 def _is_counter(name: str) -> bool:

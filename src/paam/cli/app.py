@@ -1,4 +1,4 @@
-"""The application that the commands register with, its entry point, and how it complains."""
+"""The typer application, its entry point, and error handling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paam.views.lines import complain, let_go
 
 
 class _Shown:
-    """Flags are shown without a type, and what is said of wrong usage without what a terminal would obey."""
+    """Shows flags without a type, and removes terminal escapes from usage errors."""
 
     def get_params(self, ctx: Any) -> Any:
         return without_types(super().get_params(ctx))  # type: ignore[misc]
@@ -42,7 +42,7 @@ class Group(_Shown, TyperGroup):
 
 
 def without_types(params: list[Any]) -> list[Any]:
-    """A flag takes no value, but typer shows that it is a bool."""
+    """Flags take no value, but typer shows them as bool."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
@@ -51,7 +51,7 @@ def without_types(params: list[Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def usage_cleaned() -> Iterator[None]:
-    """Errors of usage quote what was given, such as names of files that a shell has put there."""
+    """Usage errors quote the arguments, which may be file names from a shell glob."""
     try:
         yield
     except Exception as error:
@@ -72,13 +72,13 @@ app = typer.Typer(
 
 
 def command(*examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command; its help ends with examples, one per line, to be copied."""
+    """Register a command; its help ends with examples to copy, one per line."""
     title = "Example:" if len(examples) == 1 else "Examples:"
     return app.command(cls=Command, epilog="\n\n".join([title, *(f"[bold]{line}[/]" for line in examples)]))
 
 
 UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
-"""What looking at a path may end with, whatever it is looked at for."""
+"""Errors that any access to a path may raise."""
 
 
 UNWRITABLE = (errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EBADF, errno.EAGAIN)
@@ -93,12 +93,12 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 def main() -> None:
-    """Entry point: every error paam raises on purpose becomes one sentence and exit code 2, as unreachable paths do.
+    """Entry point: a PaamError or an inaccessible path becomes one sentence and exit code 2.
 
-    Standard output may know few characters, or have no room behind it: neither may end in a traceback.
+    Standard output may have a limited encoding or a full disk: neither may end in a traceback.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # standard error escapes what it does not know
+        sys.stdout.reconfigure(errors="replace")  # standard error escapes what it cannot encode
     try:
         app()
     except PaamError as error:
@@ -116,5 +116,5 @@ def main() -> None:
 
 
 def kept_clean(ours: bool) -> contextlib.AbstractContextManager[object]:
-    """Where standard output is ``ours`` alone, for programs to read: what a model prints goes to standard error."""
+    """If standard output is ``ours`` alone, for programs to read, redirect what a model prints to standard error."""
     return contextlib.redirect_stdout(sys.stderr) if ours else contextlib.nullcontext()

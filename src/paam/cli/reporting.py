@@ -1,4 +1,4 @@
-"""The command that writes a page about runs: report."""
+"""The command that writes an HTML report on runs: report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def report(
         typer.Option("--out", "-o", help="File to write.  [dim]default: RUN/report.html, of several ./report.html[/]"),
     ] = None,
 ) -> None:
-    """Write one HTML file that shows a run, or compares several; it opens offline."""
+    """Write one HTML file that shows a run or compares several; it works offline."""
     from paam.report.page import write_report
 
     out = out or (runs[0] / REPORT_FILE if len(runs) == 1 else Path(REPORT_FILE))
@@ -31,4 +31,4 @@ def report(
     if sys.stdout.isatty():
         put(str(out))
     else:
-        typer.echo(os.fsencode(out))  # bytes, for programs: a name need not be UTF-8
+        typer.echo(os.fsencode(out))  # raw bytes for programs: the name may not be UTF-8

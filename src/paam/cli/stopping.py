@@ -1,4 +1,4 @@
-"""Signals while a run goes on: the first asks it to stop after its step, the second ends it at once."""
+"""Signals during a run: the first asks it to stop after its step, the second ends the process immediately."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Callable
 from typing import Any
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C, a polite end, and a terminal that was closed."""
+"""Ctrl-C, a request to terminate, and a closed terminal."""
 
 
 class Stopping:
-    """Catches these signals while it is entered, in the main thread; elsewhere, and where they are ignored, none.
+    """Context that catches these signals in the main thread; does nothing in other threads and for ignored signals.
 
-    ``on_asked`` is called when the run is asked to stop, ``at_once`` before the process ends without waiting for it.
+    ``on_asked`` is called on a request to stop, ``before_exit`` before the process ends without waiting for it.
     """
 
-    def __init__(self, on_asked: Callable[[], object], at_once: Callable[[], object]) -> None:
-        self.on_asked, self.at_once = on_asked, at_once
+    def __init__(self, on_asked: Callable[[], object], before_exit: Callable[[], object]) -> None:
+        self.on_asked, self.before_exit = on_asked, before_exit
         self.training = False
-        """Until there is something to save, the first signal is as good as the second."""
+        """Until there is something to save, the first signal acts like the second."""
         self.received: int | None = None
         self._before: dict[int, Any] = {}
 
@@ -42,20 +42,20 @@ class Stopping:
 
     @property
     def exit_code(self) -> int:
-        """130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, as shells have it."""
+        """130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, as in shells."""
         assert self.received is not None
         return 128 + self.received
 
     def receive(self, number: int) -> None:
-        """As if that signal had come; from any thread."""
+        """Act as if this signal had been received; from any thread."""
         again = self.received is not None
         if again and number == signal.SIGHUP:
-            return  # a closed terminal is told by the system and by its shell
+            return  # a closed terminal may send SIGHUP twice: from the OS and from its shell
         self.received = number
         if self.training and not again:
             self.on_asked()
             return
-        self.at_once()
+        self.before_exit()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(self.exit_code)  # files are written whole or not at all, so that nothing needs to be tidied up
+        os._exit(self.exit_code)  # file writes are atomic, so no cleanup is needed

@@ -1,4 +1,4 @@
-"""The command that runs many recipes, seeds and settings, and compares them."""
+"""The command that runs and compares many recipes, seeds and settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paam.runs.sweep import Running
 
 ON_A_GPU = 3
-"""Runs at once: together they go 1.3 times as fast as one after the other, and a fourth one gains nothing for sure."""
+"""Concurrent runs: 1.3 times the throughput of sequential ones; a fourth has no measurable gain."""
 
 
 @command(
@@ -36,9 +36,9 @@ ON_A_GPU = 3
 )
 def sweep(
     recipes: Annotated[list[str], typer.Argument(help="Recipes, shipped or paths to .toml files.")],
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0",
     vary: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=A,B", help="Try each value of a key; repeatable: all combinations.")
+        list[str] | None, typer.Option(metavar="KEY=A,B", help="Values to try for a key; repeatable: all combinations.")
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key for all runs; repeatable.")
@@ -52,48 +52,48 @@ def sweep(
     out: Annotated[Path, typer.Option(help="Folder for the run directories.")] = Path("runs/sweep"),
     device: Device = "auto",
     jobs: Annotated[
-        int | None, typer.Option(min=1, help=f"Runs at once.  [dim]default: {ON_A_GPU} on a GPU, 1 on a CPU[/]")
+        int | None, typer.Option(min=1, help=f"Concurrent runs.  [dim]default: {ON_A_GPU} on a GPU, 1 on a CPU[/]")
     ] = None,
     trust_code: TrustCode = False,
 ) -> None:
-    """Run recipes with several seeds or settings, a few at a time on one GPU, and compare. Run again to go on."""
+    """Run recipes with several seeds or settings, a few at a time on one GPU, and compare. Rerun to resume."""
     with loading():
         import torch
 
-        from paam.runs.sweep import results, run_jobs, shared_gpu, tell_to_stop
+        from paam.runs.sweep import request_stop, results, run_jobs, shared_gpu
         from paam.train.device import find_device, usual_device
     device = usual_device(device)
     on_gpu = device.startswith("cuda") and torch.cuda.is_available()
-    if not on_gpu:  # a GPU is left to the runs: it may serve one process at a time
+    if not on_gpu:  # leave the GPU to the runs: it may be in exclusive mode
         find_device(device)
     target = target_keys(keep_macs, keep_params, keep_filters, threshold, round_to)
     settings = [*(settings or ()), *(f"{key}={value}" for key, value in target.items())]
     common = Common(tuple(settings), None if data is None else str(data), device, trust_code)
     planned = plan_sweep(recipes, _numbers(seeds), vary or (), common, out)
     _check(planned)
-    at_once = jobs or (ON_A_GPU if on_gpu else 1)
+    concurrent = jobs or (ON_A_GPU if on_gpu else 1)
     running: Running = {}
 
     def leave() -> None:
-        tell_to_stop(running)  # the first signal may not have been passed on yet
-        complain("Stopped at once; the runs still save.")
+        request_stop(running)  # the first signal may not have been forwarded yet
+        complain("Stopped without waiting; the runs still save their state.")
 
-    stopping = Stopping(lambda: put("stopping; the runs save what they have"), leave)
+    stopping = Stopping(lambda: put("stopping; the runs save their state"), leave)
     stopping.training = True
     try:
-        with stopping, shared_gpu(on_gpu and at_once > 1):
-            codes = run_jobs(planned, at_once, put, stopping.asked, running, _is_held)
+        with stopping, shared_gpu(on_gpu and concurrent > 1):
+            codes = run_jobs(planned, concurrent, put, stopping.asked, running, _is_held)
     except StoppedError as stopped:
         complain(str(stopped))
         raise typer.Exit(stopping.exit_code) from None
-    done = [job for job in planned if not codes[job.out]]  # a run that failed may hold the results of an earlier one
+    done = [job for job in planned if not codes[job.out]]  # a failed run may have old results
     ends = results(done)
     console = Console()
     if not console.is_terminal:
         console.width = 10_000  # one line per variant, for grep
     show(console, sweep_table({job.variant: ends.get(job.variant, []) for job in planned}))
     if done:
-        put(f"a page of them:  paam report {shlex.quote(str(out))}/*/ -o report.html")
+        put(f"HTML report:  paam report {shlex.quote(str(out))}/*/ -o report.html")
     failed = [path.name for path, code in codes.items() if code]
     if failed:
         complain(f"{len(failed)} of {len(codes)} runs failed: {', '.join(failed)}; their .log files say why.")
@@ -108,15 +108,15 @@ def _numbers(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 20]
     if len(set(numbers)) < len(parts):
-        raise RecipeError(f"--seeds takes different whole numbers such as 0,1,2; '{text}' was given.")
+        raise RecipeError(f"--seeds takes distinct integers such as 0,1,2 (got '{text}').")
     return numbers
 
 
 def _check(planned: Sequence[Planned]) -> None:
-    """Refuse before the first run what would be refused at any. A single variant is tried by its own first run."""
+    """Check all variants before the first run. A single variant is checked by its own first run."""
     from paam.runs.directory import check_directory
     from paam.runs.setup import check_recipe, check_seed
-    from paam.runs.sweep import check_variants, is_begun
+    from paam.runs.sweep import check_variants, is_started
 
     first = {job.variant: job for job in reversed(planned)}
     recipes = {variant: load_recipe(job.recipe, job.overrides) for variant, job in reversed(first.items())}
@@ -127,8 +127,8 @@ def _check(planned: Sequence[Planned]) -> None:
         check_trusted(recipe.model.name, f"The recipe {job.recipe}", trusted=trusted, or_named=True)
     for job in planned:
         check_seed(job.seed)
-        check_directory(job.out, resume=is_begun(job), overwrite=False)
-    to_try = {variant: recipe for variant, recipe in recipes.items() if not is_begun(first[variant])}
+        check_directory(job.out, resume=is_started(job), overwrite=False)
+    to_try = {variant: recipe for variant, recipe in recipes.items() if not is_started(first[variant])}
     if len(recipes) > 1 and to_try:
         put(f"{'checking':9} variants: {len(to_try)}")
         check_variants(to_try)

@@ -1,4 +1,4 @@
-"""Commands around a network or a finished run: inspect, export, bench."""
+"""Commands on a network or a finished run: inspect, export, bench."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def inspect(
         str | None, typer.Option("--input", metavar="CxHxW", help="Shape of one input.  [dim]default: the model's[/]")
     ] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="Number of classes.  [dim]default: 10 or 1000[/]")] = None,
-    placement: Annotated[str, typer.Option(help="Where a residual block's last gate stands: sum, branch.")] = "sum",
-    streams: Annotated[str, typer.Option(help="Layers of one residual stream: independent, tied.")] = "independent",
+    placement: Annotated[str, typer.Option(help="Position of a residual block's last gate: sum, branch.")] = "sum",
+    streams: Annotated[str, typer.Option(help="Layers in one residual stream: independent, tied.")] = "independent",
     ignore: Annotated[list[str] | None, typer.Option(help="A module to leave alone; repeatable.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what would be gated in a network: layers, groups, streams, what is left alone and why."""
+    """Show what can be pruned in a network: layers, groups, streams, what is left alone and why."""
     with loading():
         import torch
 
@@ -61,7 +61,7 @@ def inspect(
     else:
         console = Console()
         if not console.is_terminal:
-            console.width = max(console.width, 160)  # names whole, for grep and for --ignore
+            console.width = max(console.width, 160)  # full names, for grep and for --ignore
         console.print(inspection_table(model, sizes, classes, found))
 
 
@@ -74,7 +74,7 @@ def export(
     ] = None,
     trust_code: TrustCode = False,
 ) -> None:
-    """Write the pruned network of a run as one file for other programs; its batch size stays free."""
+    """Export the pruned network of a run to one file for other programs, with a dynamic batch size."""
     with loading():
         from paam.artifacts.export import EXPORTS, check_format
         from paam.artifacts.export import export as export_model
@@ -85,7 +85,7 @@ def export(
     out = out or run_directory / EXPORTS.get(format, "")
     inside = os.path.relpath(os.path.realpath(out), os.path.realpath(run_directory))
     if inside.partition(os.sep)[0] in OWN_FILES - {*EXPORTS.values()}:
-        raise ArtifactError(f"{out} is a file of the run itself; choose another --out.")
+        raise ArtifactError(f"{out} is one of the run's own files; choose another --out.")
     export_model(finished.small, finished.example(2), out, format)
     put(f"{out}  ({out.stat().st_size / 1e6:.2f} MB)")
     for line in _how_to_load(out, format, finished):
@@ -97,12 +97,12 @@ def bench(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
     batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 128,
     device: Device = "auto",
-    repeats: Annotated[int, typer.Option(min=2, help="Timed passes of each network, taking turns.")] = 30,
-    compiled: Annotated[bool, typer.Option("--compile", help="Measure torch.compile too.")] = False,
+    repeats: Annotated[int, typer.Option(min=2, help="Timed passes of each network, interleaved.")] = 30,
+    compiled: Annotated[bool, typer.Option("--compile", help="Also measure with torch.compile.")] = False,
     trust_code: TrustCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure dense against pruned: latency, throughput and peak memory, with their spread."""
+    """Benchmark dense against pruned: latency, throughput and peak memory, with their spread."""
     with loading():
         import torch
 
@@ -119,7 +119,7 @@ def bench(
     except (RuntimeError, MemoryError) as error:
         if "memory" not in str(error) and not isinstance(error, MemoryError):
             raise
-        raise DeviceError(f"A batch of {batch} does not fit into memory; give a smaller --batch.") from error
+        raise DeviceError(f"A batch of {batch} does not fit into memory; use a smaller --batch.") from error
     hardware, threads = environment(device)["hardware"], torch.get_num_threads()
     if as_json:
         where = {"device": hardware, "batch": batch, "threads": threads}
@@ -136,7 +136,7 @@ def _sizes(text: str) -> tuple[int, ...]:
     parts = text.lower().replace(",", "x").split("x")
     sizes = tuple(int(part) for part in parts if part.strip().isdecimal())
     if len(sizes) < len(parts) or not 0 < math.prod(sizes) <= LARGEST_INPUT:
-        raise RecipeError(f"--input takes sizes such as 3x224x224; '{text}' was given.")
+        raise RecipeError(f"--input takes a shape such as 3x224x224 (got '{text}').")
     return sizes
 
 

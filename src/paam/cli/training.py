@@ -1,4 +1,4 @@
-"""Commands that train one network: demo, prune, and the recipes they take."""
+"""Commands that train one network: demo, prune; and recipes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paam.config.trust import check_trusted, is_named
 from paam.errors import ArtifactError, DataError, FailedError, PaamError, StoppedError
 from paam.events import End, Event, Start, last, of_kind
 from paam.loading import loading
-from paam.runs.leash import when_let_go
+from paam.runs.leash import when_orphaned
 from paam.runs.record import RECORD_FILE, REPORT_FILE, read_events
 from paam.views.choose import Harmless, choose_view
 from paam.views.format import result_line
@@ -33,31 +33,31 @@ DEMO_RECIPE = "digits-resnet20-kq"
 
 Seed = Annotated[int, typer.Option(help="Seed of weights, data order and augmentation.")]
 
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print the result, in one line, and nothing else.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the record's events as JSON lines, and nothing else.")]
-Board = Annotated[bool, typer.Option("--tensorboard", help="Write RUN/tensorboard too.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the result, in one line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only the record's events, as JSON lines.")]
+Board = Annotated[bool, typer.Option("--tensorboard", help="Also write RUN/tensorboard.")]
 
 
 @command("paam demo")
 def demo(
     out: Annotated[
-        Path, typer.Option(help="Run directory; an earlier demo in it is replaced, unless --resume is given.")
+        Path, typer.Option(help="Run directory; an earlier demo in it is overwritten, unless --resume is given.")
     ] = Path("runs/demo"),
     seed: Seed = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the demo in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the demo in --out.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
     tensorboard: Board = False,
 ) -> None:
-    """Prune ResNet-20 to half of its MACs on the embedded digits, from random init, in under two minutes."""
+    """Train ResNet-20 on the bundled digits and prune it to half of its MACs, in under two minutes."""
     with loading():
         from paam.runs.directory import never_began
     used = out.is_dir() and any(out.iterdir())
     earlier = _demo_in(out)
     if used and not earlier and not never_began(out):
-        raise ArtifactError(f"The directory {out} holds something else than an earlier demo; choose another --out.")
+        raise ArtifactError(f"The directory {out} does not hold an earlier demo; choose another --out.")
     if earlier and not resume and last(earlier, End) is None:
-        complain(f"The demo in {out} was not finished and is started over; --resume would continue it.")
+        complain(f"The unfinished demo in {out} is overwritten; use --resume to continue a demo instead.")
     _prune(
         load_recipe(DEMO_RECIPE),
         out,
@@ -89,17 +89,17 @@ def prune(
     out: Annotated[Path | None, typer.Option(help="Run directory.  [dim]default: runs/RECIPE-seedN[/]")] = None,
     seed: Seed = 0,
     device: Device = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     accept_changed_data: Annotated[
-        bool, typer.Option("--accept-changed-data", help="With --resume: go on though the data are others now.")
+        bool, typer.Option("--accept-changed-data", help="With --resume: accept that the data have changed.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start the run in --out anew.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run in --out and start over.")] = False,
     trust_code: TrustCode = False,
     quiet: Quiet = False,
     as_json: Json = False,
     tensorboard: Board = False,
 ) -> None:
-    """Train, prune and fine-tune a network by a recipe."""
+    """Train, prune and fine-tune a network as a recipe says."""
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or ())
     overrides |= target_keys(keep_macs, keep_params, keep_filters, threshold, round_to)
     if data is not None:
@@ -132,7 +132,7 @@ def _prune(
     tensorboard: bool,
     **options: Any,
 ) -> None:
-    """Run a recipe in front of the user."""
+    """Run a recipe with a console view."""
     with loading():
         from paam.report.page import write_report
         from paam.runs.checkpoint import checkpoints
@@ -140,7 +140,7 @@ def _prune(
         from paam.runs.run import run
         from paam.views.tensorboard import TensorBoardView
     resuming = f"{_command(sys.argv[1:])} --resume"
-    # Until a checkpoint has been written after it, the changed data are not yet those of the run.
+    # Until the next checkpoint is written, the run's own data are the old ones.
     from_checkpoint = f"{resuming} --accept-changed-data" if options.get("accept_changed_data") else resuming
     try:
         with contextlib.ExitStack() as views:
@@ -152,15 +152,15 @@ def _prune(
 
             def asked() -> None:
                 again = "Ctrl-C once more" if stopping.received == signal.SIGINT else "Ctrl-C or SIGTERM"
-                view.warn(f"stopping after this step; {again} stops at once, without saving")
+                view.warn(f"stopping after this step; {again} stops immediately, without saving")
 
-            def at_once() -> None:
+            def before_exit() -> None:
                 view.close()
                 saved = True
                 with contextlib.suppress(ArtifactError):  # what cannot be listed must not keep us from ending
                     saved = bool(checkpoints(out / CHECKPOINTS))
                 complain(
-                    f"Stopped at once. From the last checkpoint:  {from_checkpoint}"
+                    f"Stopped without saving. Resume from the last checkpoint with:  {from_checkpoint}"
                     if saved
                     else "Stopped; nothing is saved yet."
                 )
@@ -170,8 +170,8 @@ def _prune(
                 for tell in (view.event, *(board.event for board in boards)):
                     tell(event)
 
-            stopping = views.enter_context(Stopping(asked, at_once))
-            when_let_go(lambda: stopping.receive(signal.SIGHUP))  # also where that signal itself is ignored (nohup)
+            stopping = views.enter_context(Stopping(asked, before_exit))
+            when_orphaned(lambda: stopping.receive(signal.SIGHUP))  # even if SIGHUP is ignored (nohup)
             options |= {"seed": seed, "command": _command(sys.argv[1:]), "watch": watch, "on_step": view.step}
             events = run(recipe, out, stop=stopping.asked, **options)
     except StoppedError as stopped:
@@ -187,13 +187,13 @@ def _prune(
     try:
         if not page.exists() or page.stat().st_mtime < record.stat().st_mtime:
             write_report([record], page)
-    finally:  # a page that cannot be written must not cost the result, nor the other way round
+    finally:  # a report that cannot be written must not lose the result, nor the other way round
         if not view.heard or not _tell_result(events, out, **shown):
             complain(f"The run in {out} is finished, but standard output could not be written.")
 
 
 def _tell_result(events: list[Event], out: Path, *, quiet: bool, as_json: bool) -> bool:
-    """What a finished run prints in the end; False when it cannot be written."""
+    """Print the result of a finished run; False if it cannot be written."""
     if as_json:
         return True
     start, end = last(events, Start), last(events, End)
@@ -209,13 +209,13 @@ def _tell_result(events: list[Event], out: Path, *, quiet: bool, as_json: bool) 
 
 
 def _command(given: Sequence[str]) -> str:
-    """What starts the run again, from the command line that was given."""
+    """The command that restarts the run, from the given command line."""
     once = ("--resume", "--overwrite", "--accept-changed-data")
     return shlex.join(["paam", *(word for word in given if word not in once)])
 
 
 def _demo_in(out: Path) -> list[Event]:
-    """The record of an earlier demo in a directory, which a new one may replace; empty where there is none."""
+    """The record of an earlier demo in a directory, which a new one may overwrite; empty if there is none."""
     try:
         events = read_events(out / RECORD_FILE)
     except PaamError:

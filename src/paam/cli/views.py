@@ -1,4 +1,4 @@
-"""Commands that look at runs: watch one from another terminal, list many."""
+"""Commands that show runs: watch one from another terminal, list many."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paam.views.state import RunState, after
 from paam.views.summary import summary
 
 POLL = 0.5
-"""Seconds between looks at the record."""
+"""Seconds between polls of the record."""
 
 
 @command("paam watch runs/demo", "paam watch runs/demo --json")
@@ -34,7 +34,7 @@ def watch(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the record's events as JSON lines.")] = False,
 ) -> None:
-    """Follow a run from another terminal, until it ends; Ctrl-C leaves it alone."""
+    """Follow a run from another terminal until it ends; Ctrl-C does not stop the run."""
     record = run_directory / RECORD_FILE
     if not record.is_file():
         raise ArtifactError(f"{run_directory} is not a run directory (no {RECORD_FILE}).")
@@ -60,15 +60,15 @@ def runs(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to look in.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the runs below a folder: how far each is, and its headline numbers."""
+    """List the runs below a folder with their state and main results."""
     if not directory.is_dir():
-        raise ArtifactError(f"There is no folder {directory}; give the one that holds your runs.")
+        raise ArtifactError(f"There is no folder {directory}; give the folder of your runs.")
     rows = list_runs(directory)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows]))
         return
     if not rows:
-        raise ArtifactError(f"There are no runs in {directory}: no folder in it holds a {RECORD_FILE}.")
+        raise ArtifactError(f"There are no runs in {directory}: no folder in it has a {RECORD_FILE}.")
     console = Console()
     if not console.is_terminal:
         console.width = 10_000  # one line per run, for grep
@@ -78,7 +78,7 @@ def runs(
 
 
 def _follow(run_directory: Path, view: View) -> RunState:
-    """Show events until the run has ended, its process is gone, or the view's reader is."""
+    """Show events until the run has ended, its process is gone, or the view's output is closed."""
     state = RunState()
     silence = Silence(run_directory)
     with Follower(run_directory / RECORD_FILE) as follower:
@@ -90,10 +90,10 @@ def _follow(run_directory: Path, view: View) -> RunState:
             if state.end is not None or state.failed is not None:
                 break
             if state.start is None and not news and _left_alone(run_directory, silence):
-                read_events(run_directory / RECORD_FILE)  # it is refused for what it lacks
+                read_events(run_directory / RECORD_FILE)  # raises the specific error
             view.at(read_progress(run_directory / PROGRESS_FILE))
             signs = life(run_directory, state.longest, silence.seconds())
-            if signs == "gone" and not news:  # else it may have written its last words since they were read
+            if signs == "gone" and not news:  # otherwise it may have written more events before it ended
                 break
             view.warn(_silence(signs, silence))
             time.sleep(POLL)
@@ -101,17 +101,17 @@ def _follow(run_directory: Path, view: View) -> RunState:
 
 
 def _left_alone(run_directory: Path, silence: Silence) -> bool:
-    """Whether no process is known to be at work, nor was a moment ago."""
+    """Whether no process is known to be working on the run, nor was a moment ago."""
     return lock_held(run_directory / LOCK_FILE) is None and silence.seconds() > FRESH
 
 
 def _where(state: RunState) -> str:
     if state.start is None:
         return "before its first event"
-    return f"in epoch {state.done + 1} of {state.epochs}" if state.place else "while its result was measured"
+    return f"in epoch {state.done + 1} of {state.epochs}" if state.place else "while measuring its result"
 
 
 def _silence(signs: Life, silence: Silence) -> str:
     if signs != "silent":
         return ""
-    return f"nothing was written for {age(silence.seconds())}: the run seems to have stopped"
+    return f"no output for {age(silence.seconds())}: the run may have stopped"

@@ -1,4 +1,4 @@
-"""Recipes: one experiment as TOML, read strictly: unknown names, wrong types and impossible values are refused."""
+"""Recipes: one experiment as TOML, read strictly: unknown keys, wrong types and invalid values raise an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SGD = OptimizerSettings("sgd", 0.1, 0.9, False, 5e-4)
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that determines a run, but for seed, device and where the data lies."""
+    """Everything that determines a run, except seed, device and the location of the data."""
 
     description: str = ""
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -48,7 +48,7 @@ class Recipe:
 
 
 LARGEST_FILE, MOST_DOTS = 256 << 10, 500
-"""Bytes of a recipe, and dots in its keys and numbers together."""
+"""Maximum bytes of a recipe, and dots in its keys and numbers together."""
 
 
 def shipped_recipes() -> dict[str, str]:
@@ -65,7 +65,7 @@ def shipped_recipes() -> dict[str, str]:
 
 
 def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """A shipped recipe by name or one's own by path, with dotted ``overrides`` such as {"finetune.lr": 0.05}."""
+    """A shipped recipe by name or a file by path, with dotted ``overrides`` such as {"finetune.lr": 0.05}."""
     if name.endswith(".toml"):
         try:
             tree = _parse(name, read_bytes(Path(name), LARGEST_FILE).decode("utf-8"))
@@ -77,7 +77,7 @@ def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe
     overrides = overrides or {}
     shapes = [f"target.{key}" for key in MODIFIERS]
     if any(key.startswith("target.") and key not in shapes for key in overrides):
-        # A new target takes the place of the recipe's own; widths are nothing that could be shaped.
+        # A new target replaces the recipe's; floor, uniform and round_to do not apply to widths.
         kept = () if "target.widths" in overrides else MODIFIERS
         tree["target"] = {key: value for key, value in tree.get("target", {}).items() if key in kept}
     for key, value in overrides.items():
@@ -89,7 +89,7 @@ def _shipped(name: str) -> dict[str, Any]:
     """The tree of a shipped recipe; "base-variant" is the base with that variant's changes."""
     if name not in (known := shipped_recipes()):
         hint = nearest(name, known)
-        raise RecipeError(f"There is no recipe '{name}'.{hint} Your own recipe is given as a path ending in .toml.")
+        raise RecipeError(f"There is no recipe '{name}'.{hint} For a recipe file give a path that ends in .toml.")
     folder = resources.files("paam.config.recipes")
     base, variant = name, ""
     if not (folder / f"{base}.toml").is_file():
@@ -100,20 +100,20 @@ def _shipped(name: str) -> dict[str, Any]:
     return tree
 
 
-_TEXTS = re.compile(  # closed or not: what fails to match would be tried again from each of its quotes
+_TEXTS = re.compile(  # closed or not: an unclosed string would otherwise be tried again from each of its quotes
     r'"""(?s:\\.|[^\\])*?(?:"{3,5}|\Z)'
     r"|'''(?s:.)*?(?:'{3,5}|\Z)"
     r'|"(?:[^"\\\n]|\\.)*"?'
     r"|'[^'\n]*'?"
     r"|#[^\n]*"
 )
-"""Where dots in TOML are no part of a key."""
+"""Strings and comments of TOML, whose dots are not part of a key."""
 
 
 def _parse(name: str, text: str) -> dict[str, Any]:
-    # TOML lets a key have any number of parts, and reading one takes the square of it.
+    # TOML keys can have any number of parts, and parsing one takes quadratic time.
     if (dots := _TEXTS.sub("", text.replace("\r\n", "\n")).count(".")) > MOST_DOTS:
-        raise RecipeError(f"The recipe {name} has {dots:,} dots outside of texts; its keys have two parts at most.")
+        raise RecipeError(f"The recipe {name} has {dots:,} dots outside of strings; its keys may have two parts.")
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -128,13 +128,13 @@ def parse_override(text: str) -> tuple[str, Any]:
     """ "finetune.lr=0.05" -> ("finetune.lr", 0.05). Values are TOML; a bare word is a string."""
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
-        raise RecipeError(f"--set takes key=value, for example --set finetune.lr=0.05; '{text}' was given.")
+        raise RecipeError(f"--set takes key=value, for example --set finetune.lr=0.05 (got '{text}').")
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw
     except (ValueError, RecursionError) as error:
-        raise RecipeError(f"--set {key.strip()} has a value that cannot be read: {error}.") from error
+        raise RecipeError(f"The value of --set {key.strip()} is not valid TOML: {error}.") from error
     return key.strip(), value
 
 
@@ -149,7 +149,7 @@ def recipe_from_tree(tree: Mapping[str, Any]) -> Recipe:
 
 
 def check_values(recipe: Recipe) -> None:
-    """Refuse values out of range, and those that contradict each other, in a recipe that was not read from TOML too."""
+    """Refuse values out of range and contradictions, also in a recipe that was not read from TOML."""
     try:
         for name, section in fields_of(Recipe).items():
             if section.kind is not None:
@@ -162,10 +162,10 @@ def check_values(recipe: Recipe) -> None:
             raise RecipeError(f"{phase}.nesterov needs a {phase}.momentum above 0.")
         if settings.average and phase in ("score", "weight"):
             raise RecipeError(
-                f"{phase}.average must be 0: phases that alternate go on from what they trained, not from its mean."
+                f"{phase}.average must be 0: alternating phases continue from the trained weights, not from their EMA."
             )
     if recipe.distill.teacher is not None and not recipe.distill.weight:
-        raise RecipeError("distill.teacher teaches nothing while distill.weight is 0; set it to 0.7, for example.")
+        raise RecipeError("distill.teacher has no effect while distill.weight is 0; set it to 0.7, for example.")
 
 
 def recipe_to_toml(recipe: Recipe) -> str:
@@ -182,7 +182,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        # TOML's basic strings escape as JSON does, but for DEL.
+        # TOML's basic strings escape as JSON does, except for DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
@@ -201,7 +201,7 @@ def _override(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _read(tree: Mapping[str, Any]) -> Recipe:
-    """The recipe as written; sections of optimisers override single keys of that phase's defaults."""
+    """The parsed recipe; optimiser sections override single keys of that phase's defaults."""
     sections = {}
     for name, section in tree.items():
         field = fields_of(Recipe).get(name)

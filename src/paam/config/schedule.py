@@ -1,7 +1,7 @@
-"""The schedule: how many epochs a recipe spends on what, and the learning rate at a point of a phase.
+"""The schedule: epochs per phase, and the learning rate within a phase.
 
-warm-up -> cycles of [score, weight] -> fine-tune of the small network -> (optional) the dense control. What a method
-makes of these lengths are its phases (paam.methods).
+warm-up -> cycles of [score, weight] -> fine-tune of the small network -> (optional) the dense control. Methods turn
+these lengths into phases (paam.methods).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from paam.config.schema import InvalidError, Range, check
 from paam.errors import RecipeError
 
 LONGEST = 10**6
-"""Epochs of a whole schedule."""
+"""Maximum epochs of a whole schedule."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Lengths in epochs. ``control``: also train the dense warm-up network on for as long, as the fair comparison."""
+    """Lengths in epochs. ``control``: also train the dense network for as long, as a fair baseline."""
 
     warmup: Annotated[int, Range(0, LONGEST)] = 50
     cycles: Annotated[int, Range(1, LONGEST)] = 10
@@ -35,7 +35,7 @@ class Schedule:
         except InvalidError as error:
             raise RecipeError(f"Invalid schedule: {error}") from error
         if self.total > LONGEST:
-            raise RecipeError(f"The schedule has {self.total:,} epochs in all; at most {LONGEST:,} make a run.")
+            raise RecipeError(f"The schedule has {self.total:,} epochs in all; the maximum is {LONGEST:,}.")
 
     @property
     def alternation(self) -> int:
@@ -51,11 +51,11 @@ DECAYS: dict[str, Callable[[float], float]] = {
     "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
     "step": lambda progress: 0.1 ** ((progress >= 0.5) + (progress >= 0.75)),
 }
-"""Share of the initial learning rate at a progress from 0 to 1 through the phase."""
+"""Factor on the initial learning rate at a progress from 0 to 1 through the phase."""
 
 
 def learning_rate(initial: float, decay: str, ramp: int, epochs: float, length: int) -> float:
-    """The rate after so many of a phase's ``length`` epochs; it rises linearly over the first ``ramp`` epochs."""
+    """The learning rate at an epoch of a phase of ``length`` epochs, with linear warm-up over the first ``ramp``."""
     if epochs < ramp:
         return initial * max(epochs, 1e-3) / ramp
     return initial * DECAYS[decay]((epochs - ramp) / max(length - ramp, 1))

@@ -1,4 +1,4 @@
-"""Tables of TOML and JSON as dataclasses: what a field may hold stands on the field, and one reader checks it.
+"""Tables of TOML and JSON as dataclasses: a field's annotation has its constraints, and one reader checks them.
 
     @dataclass(frozen=True)
     class Example:
@@ -28,16 +28,16 @@ from paam.files.reading import shown
 
 T = TypeVar("T")
 LARGEST = 2**63
-"""Whole numbers above this do not fit everywhere that numbers go."""
+"""Larger integers do not fit everywhere that they are used."""
 
 
 class InvalidError(ValueError):
-    """A sentence: which key is invalid, what it must be, and what it is."""
+    """An invalid value; the message says which key, what it must be, and what it is."""
 
 
 @dataclass(frozen=True, init=False)
 class OneOf:
-    """Texts that a field may hold."""
+    """Allowed strings of a field."""
 
     names: tuple[str, ...]
 
@@ -47,7 +47,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Range:
-    """Finite numbers from ``low`` to ``high``; ``above``: without low itself; ``infinite``: inf and -inf as well."""
+    """Finite numbers from ``low`` to ``high``; ``above``: low is exclusive; ``infinite``: inf and -inf are allowed."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -69,12 +69,12 @@ class Range:
 
 
 Check = Callable[[Any, str], Any]
-"""Value, name of its key -> the value as its field has it, or an InvalidError."""
+"""Value, name of its key -> the value with the field's type, or an InvalidError."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """``needed``: it has no default. ``kind``: the dataclass of a table, None for a value with ``constraints``."""
+    """``needed``: without a default. ``kind``: the dataclass of a table, None for a value with ``constraints``."""
 
     check: Check
     needed: bool
@@ -102,10 +102,9 @@ def fields_of(kind: Any) -> dict[str, Field]:
 
 
 def read(kind: type[T], tree: Any, where: str = "", *, extra: bool = False) -> T:
-    """A table as the dataclass ``kind``. ``where``: the name of the table, for messages.
+    """Parse a table into the dataclass ``kind``. ``where``: the name of the table, for messages.
 
-    ``extra``: keys that the dataclass does not have are skipped, as those of a later version. Tables in it are read
-    so in any case.
+    ``extra``: skip unknown keys, as from a later version. Nested tables always skip them.
     """
     if not isinstance(tree, Mapping):
         raise InvalidError(f"{where or 'this'} must be a table (got {shown(tree)}).")
@@ -129,7 +128,7 @@ def read(kind: type[T], tree: Any, where: str = "", *, extra: bool = False) -> T
 
 
 def check(settings: Any, where: str = "") -> None:
-    """Refuse a dataclass that was made with values which its fields may not hold."""
+    """Refuse an instance of a dataclass with invalid field values."""
     prefix = f"{where}." if where else ""
     for name, field in fields_of(type(settings)).items():
         if field.kind is None:
@@ -137,12 +136,12 @@ def check(settings: Any, where: str = "") -> None:
 
 
 def check_field(kind: type, name: str, value: Any) -> None:
-    """Refuse a value that a field of a dataclass may not hold, as :func:`check` does."""
+    """Refuse an invalid value for one field of a dataclass, as :func:`check` does."""
     fields_of(kind)[name].check(_plain(value), name)
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy's, or a path, as what a file would hold of it."""
+    """Convert a numpy number or a path to what a file would contain."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -217,12 +216,12 @@ def _items_checker(inner: Check, made: Callable[[list[Any]], Any]) -> Check:
 
 
 def _numbers_checker(one: Check, limits: Range | None = None) -> Check:
-    """As for each number, but quick where all are floats in their limits, as in a million scores."""
+    """Same result as number by number, but fast if all are floats within limits, as for a million scores."""
     one_by_one = _items_checker(one, list)
     limits = limits or Range()
 
     def check_numbers(value: Any, name: str) -> Any:
-        # A finite sum has no NaN in it, which min and max would overlook.
+        # A finite sum rules out NaN, which min and max would miss.
         if isinstance(value, list) and set(map(type, value)) == {float} and math.isfinite(sum(value)):
             if limits.holds(min(value)) and limits.holds(max(value)):
                 return value

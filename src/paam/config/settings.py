@@ -1,4 +1,4 @@
-"""The sections of a recipe: every key with its default and the values that it may have."""
+"""The sections of a recipe: every key with its default and its allowed values."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SHARE = Range(0, 1)
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """``name``: a shipped network, or "module:function" for anyone's own.
+    """``name``: a shipped network, or "module:function" for your own.
 
-    ``weights``: a safetensors file of the dense network's weights to start from, instead of at random.
+    ``weights``: a safetensors file of dense weights to start from; default: random initialization.
     """
 
     name: str = "resnet56"
@@ -27,12 +27,11 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to training images. All of it is off at the defaults.
+    """Augmentation of training images. All of it is off by default.
 
-    ``crop``: random crops out of a border of so many zero pixels. ``flip``: half of the images are mirrored.
+    ``crop``: random crops after zero padding by this many pixels. ``flip``: random horizontal flips.
     ``trivial``: TrivialAugment (wide), one random operation of random strength per image.
-    ``cutout``: side of a square, in pixels, that is set to the mean. ``mixup``: alpha of the Beta distribution by which
-    pairs of images and labels are mixed.
+    ``cutout``: side, in pixels, of a square that is set to the mean. ``mixup``: alpha of the Beta distribution.
     """
 
     crop: int = 0
@@ -44,10 +43,10 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """``holdout``: share of the training set kept aside for choices.
+    """``holdout``: share of the training set held out for validation.
 
-    ``memory``: GiB of decoded images that may be held; a folder of more is read as it is needed, by ``workers``
-    processes (one per core, eight at most, if not given). What is done to training images: see Augmentation.
+    ``memory``: GiB of decoded images to keep in memory; a larger folder is streamed by ``workers`` processes (default:
+    one per core, at most eight). For the augmentation keys see Augmentation.
     """
 
     name: str = "cifar10"
@@ -70,7 +69,7 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class PruneSettings:
-    """``method``: how filters are chosen, by its name in paam.methods. See paam.Pruner for the others."""
+    """``method``: name of a method in paam.methods. See paam.Pruner for the others."""
 
     method: str = "paam"
     scorer: str = "kq"
@@ -87,11 +86,11 @@ class PruneSettings:
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """One phase's optimiser. ``lr`` None: the scorer's default. ``ramp``: epochs of linear warm-up of the rate.
+    """One phase's optimiser. ``lr`` None: the scorer's default. ``ramp``: epochs of linear learning-rate warm-up.
 
     ``reset``: start every phase with a fresh optimiser state instead of keeping it across cycles.
-    ``average``: keep a running mean of the weights, of which every step leaves this share (0.999, say; 0: none). It is
-    what the phase is measured by and leaves behind; of warm-up, fine-tune and dense control only.
+    ``average``: decay of an EMA of the weights (0.999, say; 0: off), which replaces the weights in evaluation and at
+    the end of the phase; for warm-up, fine-tune and dense control only.
     """
 
     optimizer: Annotated[str, OneOf("sgd", "adam")] = "sgd"
@@ -107,10 +106,10 @@ class OptimizerSettings:
 
 @dataclass(frozen=True)
 class DistillSettings:
-    """The dense network as a teacher of weight phases, fine-tune and dense control.
+    """Knowledge distillation from the dense network in weight phases, fine-tune and dense control.
 
-    ``weight``: share of the loss, 0 to 1, that is the divergence from its answers, softened by ``temperature``.
-    ``teacher``: a safetensors file of its weights; if not given it is the network as warm-up left it, or as it came.
+    ``weight``: share of the distillation loss, 0 to 1; its logits are softened by ``temperature``.
+    ``teacher``: a safetensors file of its weights; default: the network after warm-up, or as loaded if there is none.
     """
 
     weight: Annotated[float, SHARE] = 0.0
@@ -120,13 +119,13 @@ class DistillSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """``checkpoint_every``: epochs between checkpoints. ``threads``: CPU threads, 0 leaves torch's choice.
+    """``checkpoint_every``: epochs between checkpoints. ``threads``: CPU threads, 0 for torch's default.
 
-    On a GPU only: ``bfloat16`` autocast, ``capture`` of the step in a CUDA graph, ``fused`` kernels of our own for
-    batch norm and small convolutions (where a network has any), torch.``compile`` of forward and backward in their
-    place (if not given: where nothing is fused and enough steps follow to make up for the minute of compiling), and
-    ``masked``: fine-tune the pruned network inside the dense one, with closed gates, and cut it out at the end. That
-    computes the same; it is faster where launching many small kernels of odd sizes is what costs.
+    On a GPU only: ``bfloat16`` autocast, ``capture`` of the step in a CUDA graph, ``fused`` Triton kernels for batch
+    norm and small convolutions (if the network has any), torch.``compile`` of forward and backward instead (default:
+    if nothing is fused and enough steps follow to make up for the minute of compiling), and ``masked``: fine-tune the
+    pruned network as the dense one with closed gates, and compact it at the end. The result is the same; it is faster
+    if many small kernels of odd sizes dominate.
     """
 
     checkpoint_every: Annotated[int, Range(1, 1_000_000)] = 1
@@ -139,7 +138,7 @@ class TrainSettings:
 
 
 def check_setting(kind: type, name: str, value: object) -> None:
-    """Refuse a value that a key of a section may not have, where it is not read from a recipe."""
+    """Refuse an invalid value for a key of a section that was not read from a recipe."""
     try:
         check_field(kind, name, value)
     except InvalidError as error:

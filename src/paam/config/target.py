@@ -1,4 +1,4 @@
-"""A target: how much of the network may stay."""
+"""A target: how much of the network to keep."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from paam.errors import TargetError
 
 @dataclass(frozen=True)
 class Target:
-    """Where to stop: one of the first five, or keep_macs and keep_params together.
+    """How much to keep: one of the first five, or keep_macs and keep_params together.
 
     Shares are of the dense network, 0 to 1, and are never exceeded.
 
-    ``threshold``: filters scored below it fall. ``widths``: a plan file; every group keeps as many filters as there.
-    ``round_to``: every group keeps a multiple of so many filters (or all of them, or none): widths that hardware likes.
-    ``floor``: the share of its filters that every group keeps at least.
-    ``uniform``: the same share of every group falls; scores decide within a group only.
+    ``threshold``: remove filters scored below it. ``widths``: a plan file; every group keeps as many filters as in it.
+    ``round_to``: every group keeps a multiple of this many filters (or all of them, or none), for fast kernels.
+    ``floor``: minimum share of its filters that every group keeps.
+    ``uniform``: remove the same share of every group; scores decide within a group only.
     """
 
     threshold: Annotated[float | None, Range()] = None
@@ -39,17 +39,17 @@ class Target:
         if len(chosen) != 1 and chosen != ["keep_macs", "keep_params"]:
             what = " and ".join(chosen) or "none"
             raise TargetError(
-                "Give one target of threshold, keep_filters, keep_macs, keep_params, widths,"
-                f" or keep_macs and keep_params together; {what} given."
+                "Give one of threshold, keep_filters, keep_macs, keep_params, widths,"
+                f" or keep_macs and keep_params together (got {what})."
             )
         if self.widths is not None and (self.round_to > 1 or self.floor or self.uniform):
-            raise TargetError("widths say how many filters each group keeps; leave out round_to, floor and uniform.")
+            raise TargetError("widths fix how many filters each group keeps; leave out round_to, floor and uniform.")
         if self.uniform and self.threshold is not None:
             raise TargetError("A threshold compares scores of all groups; uniform needs a share or a budget instead.")
 
     @property
     def limits(self) -> dict[str, float]:
-        """What is given of threshold and shares."""
+        """Threshold and shares that are set."""
         return {name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None}
 
     def __str__(self) -> str:
@@ -63,4 +63,4 @@ class Target:
 
 LIMITS = ("threshold", "keep_filters", "keep_macs", "keep_params")
 MODIFIERS = ("round_to", "floor", "uniform")
-"""Keys of a target that shape it, whatever its limit."""
+"""Keys of a target that are not limits."""

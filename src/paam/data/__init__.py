@@ -1,6 +1,6 @@
-"""Data sets as uint8 tensors: shipped digits, CIFAR-10, and a user's own image folders, in memory or from their files.
+"""Data sets as uint8 tensors: bundled digits, CIFAR-10 and image folders, in memory or streamed from files.
 
-Also what is done to training images (augment.py) and how images are read that memory cannot hold (stream.py).
+Also augmentation (augment.py) and streaming for data sets that do not fit into memory (stream.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a run asks of a data set: see :func:`load_data`."""
+    """Arguments for loading a data set: see :func:`load_data`."""
 
     directory: str | Path | None
     image_size: int | None
@@ -48,7 +48,7 @@ class Wanted:
 
 def _digits(wanted: Wanted) -> Dataset:
     if wanted.directory is not None:
-        raise RecipeError("The digits come with paam and lie in no folder; leave out --data (data.directory).")
+        raise RecipeError("The digits are bundled with paam; leave out --data (data.directory).")
     return load_digits(wanted.image_size)
 
 
@@ -64,14 +64,14 @@ DATASETS: dict[str, Callable[[Wanted], Dataset]] = {
 
 
 def register_dataset(name: str, load: Callable[[Wanted], Dataset]) -> None:
-    """Make a data set known by its name (data.name of a recipe). ``load`` returns train and test images, no holdout."""
+    """Register a data set under a name (data.name of a recipe). ``load`` returns train and test images, no holdout."""
     if name in DATASETS:
-        raise RecipeError(f"There is a data set '{name}' already; give yours another name.")
+        raise RecipeError(f"The data set '{name}' is already registered; choose another name.")
     DATASETS[name] = load
 
 
 def check_dataset(name: str) -> None:
-    """Raise the error that names the nearest data set where there is none called ``name``."""
+    """Raise an error with the nearest name if there is no data set ``name``."""
     if name not in DATASETS:
         raise RecipeError(f"There is no data set '{name}'.{nearest(name, DATASETS)}")
 
@@ -88,10 +88,10 @@ def load_data(
 ) -> Dataset:
     """Load a data set by name and hold out a share of its training images.
 
-    directory is where "cifar10" and "folder" lie; "digits" is shipped and has none. image_size (pixels) is
-    required by "folder", and for the others is None or their own size. holdout is a share of the train set,
-    0 <= holdout < 1; seed chooses which images are held out, and the test set where a folder has none.
-    A folder whose images take more than ``memory`` bytes is read as it is needed, by ``workers`` processes.
+    directory: location of "cifar10" and "folder"; "digits" is bundled and takes none. image_size (pixels): required
+    by "folder"; None or the native size for the others. holdout: share of the train set, 0 <= holdout < 1. seed:
+    chooses which images are held out, and the test set if a folder has none. A folder whose images take more than
+    ``memory`` bytes is streamed by ``workers`` processes.
     """
     check_dataset(name)
     check_share(holdout)

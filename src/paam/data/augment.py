@@ -1,7 +1,7 @@
-"""Augmentation on the device: plain functions of pixels and of random numbers that were drawn beforehand.
+"""Augmentation on the device: pure functions of pixels and pre-drawn random numbers.
 
-Pixels are uint8 [N, C, H, W] until they are normalised. Every random number of an epoch comes from one generator on the
-CPU (:func:`draw`), so that all devices see the same batches and a resumed run sees those it would have seen.
+Pixels are uint8 [N, C, H, W] until normalised. Every random number of an epoch comes from one generator on the CPU
+(:func:`draw`), so that all devices and resumed runs see the same batches.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from paam.config.settings import Augmentation
 class Draws:
     """Random numbers of one epoch of N images in B batches, on the CPU.
 
-    order [N]: which image comes when; all others by place in that order. shifts [2, N]: rows and columns, 0 to 2 crop.
-    flips [N]. operation [N]: place in OPERATIONS. strength [N]: 0 to 1. sign [N]: -1 or 1. holes [2, N]: 0 to 1, centre
-    of the cut-out square. mix [B]: share of a batch's own images.
+    order [N]: permutation of the images; all others are indexed by position in it. shifts [2, N]: rows and columns,
+    0 to 2 crop. flips [N]. operation [N]: index in OPERATIONS. strength [N]: 0 to 1. sign [N]: -1 or 1. holes [2, N]:
+    0 to 1, centre of the cutout square. mix [B]: mixup weight of a batch's own images.
     """
 
     order: Tensor
@@ -38,7 +38,7 @@ class Draws:
 
 
 def draw(augmentation: Augmentation, total: int, batches: int, seed: int) -> Draws:
-    """All random numbers of an epoch. What is switched on does not change what the others draw."""
+    """All random numbers of an epoch. Switching one augmentation on does not change the draws of the others."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(total, generator=generator)
     shifts = torch.randint(0, 2 * augmentation.crop + 1, (2, total), generator=generator)
@@ -52,7 +52,7 @@ def draw(augmentation: Augmentation, total: int, batches: int, seed: int) -> Dra
 
 
 def augment_pixels(pixels: Tensor, augmentation: Augmentation, draws: Draws, part: slice) -> Tensor:
-    """What is done to uint8 images, those of ``part`` of the epoch's order: crop, flip, TrivialAugment."""
+    """Crop, flip and TrivialAugment for uint8 images, those of ``part`` of the epoch's order."""
     device = pixels.device
     if augmentation.crop or augmentation.flip:
         pixels = crop_and_flip(
@@ -64,7 +64,7 @@ def augment_pixels(pixels: Tensor, augmentation: Augmentation, draws: Draws, par
 
 
 def crop_and_flip(pixels: Tensor, border: int, shifts: Tensor, flips: Tensor) -> Tensor:
-    """Windows of the images' own size out of a zero border; shifts [2, N], flips [N]. The result lies channels last."""
+    """Random crops after zero padding, and flips; shifts [2, N], flips [N]. The result is in channels-last memory."""
     count, _, height, width = pixels.shape
     device = pixels.device
     padded = F.pad(pixels, (border,) * 4)
@@ -77,20 +77,20 @@ def crop_and_flip(pixels: Tensor, border: int, shifts: Tensor, flips: Tensor) ->
 
 
 def cut_out(images: Tensor, side: int, holes: Tensor) -> Tensor:
-    """Normalised images with a square of ``side`` pixels at the mean, around ``holes`` [2, N], clipped at the edges."""
+    """Cutout: set a square of ``side`` pixels around ``holes`` [2, N] to the mean, clipped at the image's edges."""
     height, width = images.shape[2:]
     inside = []
     for axis, size in enumerate((height, width)):
         first = (holes[axis] * size).floor() - side // 2
-        place = torch.arange(size, device=images.device)
-        inside.append((place >= first[:, None]) & (place < first[:, None] + side))
+        position = torch.arange(size, device=images.device)
+        inside.append((position >= first[:, None]) & (position < first[:, None] + side))
     return images.masked_fill((inside[0][:, :, None] & inside[1][:, None, :])[:, None], 0.0)
 
 
 def mix_up(images: Tensor, labels: Tensor, share: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """``share`` (a scalar) of each image, the rest of the one before it; labels [N] become shares [N, classes].
+    """Mixup of each image, with weight ``share``, with the previous one; labels [N] become soft labels [N, classes].
 
-    A batch is in random order already, so that this is as random a partner as any.
+    A batch is shuffled already, so the previous image is a random partner.
     """
     targets = F.one_hot(labels, classes).float()
     return share * images + (1 - share) * images.roll(1, 0), share * targets + (1 - share) * targets.roll(1, 0)
@@ -105,7 +105,7 @@ Operation = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def trivial_augment(pixels: Tensor, operation: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
-    """Each image through its own operation. Numbers are on the CPU, where the images of an operation are found."""
+    """Apply each image's own operation. ``operation`` is on the CPU, where images are grouped by operation."""
     result = pixels.clone()
     for number, function in enumerate(OPERATIONS.values()):
         rows = (operation == number).nonzero().flatten()
@@ -118,7 +118,7 @@ def trivial_augment(pixels: Tensor, operation: Tensor, strength: Tensor, sign: T
 
 
 def _moved(images: Tensor, matrices: Tensor) -> Tensor:
-    """Images read at positions that matrices [n, 2, 3] give, in pixels from the centre; outside is black."""
+    """Affine sampling by matrices [n, 2, 3], in pixels from the centre; outside is black."""
     height, width = images.shape[2:]
     # affine_grid counts from -1 to 1 along each axis, so pixels are scaled by half of its length.
     scale = torch.tensor([width / 2, height / 2], device=images.device)
@@ -137,7 +137,7 @@ def _matrices(like: Tensor, entries: dict[tuple[int, int], Tensor]) -> Tensor:
 def _shear(row: int, column: int) -> Operation:
     def shear(images: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
         slope = 0.99 * strength * sign
-        # The top left corner stays where it is, not the centre.
+        # The top left corner is fixed, not the centre.
         corner = images.shape[2 if column else 3] / 2
         return _moved(images, _matrices(images, {(row, column): slope, (row, 2): slope * corner}))
 
@@ -158,7 +158,7 @@ def _rotate(images: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
 
 
 def _grey(images: Tensor) -> Tensor:
-    """Luminance, rounded down as a pixel; images of other than three channels are grey as they are."""
+    """Luminance, rounded down; images without three channels are returned unchanged."""
     if images.shape[1] != 3:
         return images
     weights = torch.tensor([0.2989, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
@@ -166,9 +166,9 @@ def _grey(images: Tensor) -> Tensor:
 
 
 def _blend(images: Tensor, other: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
-    """Away from or towards ``other``: at strength 1 nearly there, or as far on the other side. Fractions fall away."""
+    """Interpolate towards ``other`` or extrapolate away from it, almost by 1 at strength 1. Rounds down."""
     factor = 1 + 0.99 * strength * sign
-    # In this form what equals its other stays: a sum of two products may fall short of it, and then lose a level.
+    # This form is exact where both are equal: a sum of two products may round below that and lose a grey level.
     return (other + factor * (images - other)).clamp(0, 255).floor()
 
 
@@ -190,14 +190,14 @@ def _sharpness(images: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
         return images
     kernel = torch.ones(3, 3, device=images.device)
     kernel[1, 1] = 5
-    blurred = images.clone()  # the outermost pixels stay
+    blurred = images.clone()  # border pixels are unchanged
     inner = F.conv2d(images, (kernel / kernel.sum()).repeat(channels, 1, 1, 1), groups=channels)
     blurred[:, :, 1:-1, 1:-1] = inner.round()
     return _blend(images, blurred, strength, sign)
 
 
 def _posterize(images: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
-    step = 2.0 ** (6 * strength).round()  # 8 down to 2 bits are kept
+    step = 2.0 ** (6 * strength).round()  # keeps 8 to 2 bits
     return (images / step).floor() * step
 
 
@@ -213,7 +213,7 @@ def _autocontrast(images: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
 
 
 def _equalize(images: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
-    """Grey levels of each channel spread so that each is about as frequent."""
+    """Histogram equalization per channel."""
     levels = images.long().flatten(0, 1).flatten(1)  # [n * C, H * W]
     histogram = torch.zeros(len(levels), 256, dtype=torch.long, device=images.device)
     histogram.scatter_add_(1, levels, torch.ones_like(levels))

@@ -1,7 +1,7 @@
 """Batches of a split on the device, as a pure function of seed and epoch.
 
-Images are read, augmented and normalised in blocks of several batches: on a GPU that is a few large operations instead
-of many small ones.
+Images are read, augmented and normalised in blocks of several batches: a few large GPU operations instead of many
+small ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paam.data.stream import ImageFiles
 
 EVALUATION_BATCH = 1000
 BLOCK_VALUES = 1 << 25
-"""Pixels in a block of batches, at most (but one batch at least): 128 MiB as floats."""
+"""Maximum pixels in a block (at least one batch): 128 MiB as floats."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Normalization:
 
 
 class TrainingBatches:
-    """Batches of a training split. A ragged rest is left out: the next epoch shuffles it in."""
+    """Batches of a training split. An incomplete last batch is dropped: the next epoch reshuffles."""
 
     def __init__(
         self,
@@ -57,38 +57,38 @@ class TrainingBatches:
         self.classes, self.seed, self.device = classes, seed, device
         self.images = _on_device(split, device)
         self.labels = split.labels.to(device)
-        # Images from files are read ahead by the block: one batch each is enough.
+        # Streamed images are prefetched by the block: one batch each is enough.
         batches = _fitting(split) // self.batch_size if isinstance(self.images, Tensor) else 1
         self.block = max(1, min(batches, self.steps)) * self.batch_size
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images float32 [batch, C, H, W]; labels [batch], or their shares [batch, classes] where images are mixed.
+        """Images float32 [batch, C, H, W]; labels [batch], or soft labels [batch, classes] with mixup.
 
-        ``start``: the first step that is wanted; blocks before it are not even read.
+        ``start``: the first step to yield; blocks before it are not read.
         """
         if start == self.steps:
-            return  # stopped behind the last step; no block is left to read
+            return  # stopped after the last step: no block left
         what = self.augmentation
         draws = draw(what, len(self.labels), self.steps, epoch_seed(self.seed, epoch))
         order = draws.order[: self.steps * self.batch_size]
-        place = start * self.batch_size // self.block * self.block
-        for pixels in _blocks(self.images, order[place:], self.block, self.device):
-            part = slice(place, place + len(pixels))
+        position = start * self.batch_size // self.block * self.block
+        for pixels in _blocks(self.images, order[position:], self.block, self.device):
+            part = slice(position, position + len(pixels))
             images = self.normalize(augment_pixels(pixels, what, draws, part))
             if what.cutout:
                 images = cut_out(images, what.cutout, draws.holes[:, part].to(self.device))
             labels = self.labels[order[part].to(self.device)]
             for first in range(0, len(pixels), self.batch_size):
                 batch = images[first : first + self.batch_size], labels[first : first + self.batch_size]
-                step = (place + first) // self.batch_size
+                step = (position + first) // self.batch_size
                 if step < start:
                     continue
                 yield mix_up(*batch, draws.mix[step].to(self.device), self.classes) if what.mixup else batch
-            place += len(pixels)
+            position += len(pixels)
 
 
 class EvaluationBatches:
-    """Batches of a split in order, whole and unaugmented."""
+    """All batches of a split in order, without augmentation."""
 
     def __init__(self, split: Split, normalize: Normalization, *, device: str) -> None:
         self.images, self.labels = _on_device(split, device), split.labels.to(device)
@@ -102,7 +102,7 @@ class EvaluationBatches:
 
 
 def _fitting(split: Split) -> int:
-    """How many images a block may hold."""
+    """Maximum images in a block."""
     return BLOCK_VALUES // math.prod(split.images.shape[1:])
 
 
@@ -121,5 +121,5 @@ def _blocks(images: Tensor | ImageFiles, order: Tensor, size: int, device: str) 
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """One seed per run and epoch; two runs never share one while epochs stay below a million."""
+    """One seed per run and epoch; unique for fewer than a million epochs."""
     return seed * 1_000_003 + epoch

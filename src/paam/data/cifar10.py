@@ -35,8 +35,8 @@ Batch = tuple[NDArray[Any], NDArray[np.uint8]]
 def load_cifar10(directory: str | Path | None, image_size: int | None = None) -> Dataset:
     """Train uint8 [50000, 3, 32, 32], test uint8 [10000, 3, 32, 32], in the order of the files; no holdout.
 
-    directory holds the batch files itself, or the official folder that does. mean and std are ImageNet's,
-    because that is what the public CIFAR-10 checkpoints were trained with.
+    directory contains the batch files, or the official folder with them. mean and std are ImageNet's, because the
+    public CIFAR-10 checkpoints were trained with those.
     """
     check_native_size("cifar10", image_size, native=32)
     layout, folder = _locate(directory)
@@ -54,14 +54,14 @@ def _locate(directory: str | Path | None) -> tuple[Layout, Path]:
     """The first complete layout, binary before Python; else an error about the first incomplete one."""
     if directory is None:
         raise DataError(
-            f"CIFAR-10 is not shipped with paam: unpack the official archive {BINARY.archive} and name its "
+            f"CIFAR-10 is not bundled with paam: unpack the official archive {BINARY.archive} and give its "
             "folder with --data DIR."
         )
     root = Path(directory)
     if not root.is_dir():
         raise DataError(
             f"There is no directory {root}. Unpack the official archive {BINARY.archive} or {PYTHON.archive} "
-            "and name its folder with --data DIR."
+            "and give its folder with --data DIR."
         )
     missing = []
     for layout in (BINARY, PYTHON):
@@ -73,34 +73,34 @@ def _locate(directory: str | Path | None) -> tuple[Layout, Path]:
                 missing.append((layout, folder, absent[0]))
     if not missing:
         raise DataError(
-            f"{root} holds no CIFAR-10: neither {BINARY.folder} (from {BINARY.archive}) nor {PYTHON.folder} "
-            f"(from {PYTHON.archive}). Unpack either official archive and name its folder with --data DIR."
+            f"{root} does not contain CIFAR-10: neither {BINARY.folder} (from {BINARY.archive}) nor {PYTHON.folder} "
+            f"(from {PYTHON.archive}). Unpack either official archive and give its folder with --data DIR."
         )
     layout, folder, name = missing[0]
     raise DataError(
         f"{name} ({layout.size}) is missing from {folder}. Unpack the official archive {layout.archive} "
-        "again and name its folder with --data DIR."
+        "again and give its folder with --data DIR."
     )
 
 
 def _read_split(layout: Layout, folder: Path, batches: tuple[str, ...], first: int = 0) -> Split:
-    """Read the named batches one after the other into one block, so that memory peaks one file above it.
+    """Read batch files one by one into one tensor, so that peak memory is the tensor plus one file.
 
-    An image's name is its position in the data set, in either layout; that of the ``first`` is given.
+    An image's name is its position in the data set, in either layout, counted from ``first``.
     """
     images = np.empty((len(batches), IMAGES_PER_FILE, PIXELS_PER_IMAGE), dtype=np.uint8)
     labels = np.empty((len(batches), IMAGES_PER_FILE), dtype=np.int64)
-    for place, batch in enumerate(batches):
+    for index, batch in enumerate(batches):
         path = folder / (batch + layout.suffix)
-        batch_labels, images[place] = layout.read(path)
+        batch_labels, images[index] = layout.read(path)
         wrong = np.flatnonzero((batch_labels < 0) | (batch_labels >= len(CLASSES)))
         if wrong.size:
             record = wrong[0]
             raise DataError(
-                f"{path} is damaged: record {record} (counted from 0) has label {batch_labels[record]}, not "
+                f"{path} is corrupt: record {record} (counted from 0) has label {batch_labels[record]}, not "
                 f"one of 0 to 9. Unpack the official archive {layout.archive} again."
             )
-        labels[place] = batch_labels
+        labels[index] = batch_labels
     pixels = torch.from_numpy(images).view(-1, 3, 32, 32)
     names = tuple(map(str, range(first, first + len(pixels))))
     return Split(pixels, torch.from_numpy(labels).view(-1), names, mark_pixels(pixels))
@@ -111,7 +111,7 @@ def _read_binary(path: Path) -> Batch:
     found = path.stat().st_size
     if found != BINARY_FILE_BYTES:
         raise DataError(
-            f"{path} has {found:,} bytes, but should have {BINARY_FILE_BYTES:,}. Unpack the official archive "
+            f"{path} has {found:,} bytes, not {BINARY_FILE_BYTES:,}. Unpack the official archive "
             f"{BINARY.archive} again."
         )
     records = np.fromfile(path, dtype=np.uint8, count=BINARY_FILE_BYTES).reshape(IMAGES_PER_FILE, -1)
@@ -121,21 +121,21 @@ def _read_binary(path: Path) -> Batch:
 def _read_python(path: Path) -> Batch:
     """Integer labels [10000] and pixels uint8 [10000, 3072] of one file of the Python layout."""
     content = safe_load(path)
-    # files written again by Python 3 may have str keys instead of bytes
+    # files rewritten by Python 3 may have str keys instead of bytes
     pixels = content.get(b"data", content.get("data"))
     labels = content.get(b"labels", content.get("labels"))
-    # integers only: an array of strings is as wide as its longest, so a hostile list could exhaust memory
+    # integers only: numpy string arrays are as wide as their longest item, so a hostile list could exhaust memory
     if isinstance(labels, list) and all(isinstance(label, int) for label in labels):
         labels = np.array(labels, dtype=np.int64)
     expected = (IMAGES_PER_FILE, PIXELS_PER_IMAGE)
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != expected:
         raise DataError(
-            f"{path} has no b'data' of type uint8 and shape {expected}, so it is no CIFAR-10 batch. Unpack "
+            f"{path} has no b'data' of type uint8 and shape {expected}, so it is not a CIFAR-10 batch. Unpack "
             f"the official archive {PYTHON.archive} again."
         )
     if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu" or labels.shape != expected[:1]:
         raise DataError(
-            f"{path} has no b'labels' of {IMAGES_PER_FILE:,} integers, so it is no CIFAR-10 batch. Unpack "
+            f"{path} has no b'labels' of {IMAGES_PER_FILE:,} integers, so it is not a CIFAR-10 batch. Unpack "
             f"the official archive {PYTHON.archive} again."
         )
     return labels, pixels
@@ -143,7 +143,7 @@ def _read_python(path: Path) -> Batch:
 
 @dataclass(frozen=True)
 class Layout:
-    """One official archive: its name, the folder inside it, how batch files end, how large and how read."""
+    """One official archive: its name, its folder, and suffix, size and reader of its batch files."""
 
     archive: str
     folder: str

@@ -1,4 +1,4 @@
-"""What every loader returns, and the one way images are set aside from the training set."""
+"""The result of every loader, and the split of a validation set from the training set."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 def check_share(share: float) -> None:
     """Raise RecipeError unless 0 <= share < 1 (NaN fails too)."""
     if not 0 <= share < 1:
-        raise RecipeError(f"holdout is {share}, but must be at least 0 and less than 1: a share of the train set.")
+        raise RecipeError(f"holdout must be a share of the train set, at least 0 and less than 1 (got {share}).")
 
 
 def check_native_size(name: str, image_size: int | None, native: int) -> None:
-    """Raise RecipeError unless image_size (pixels) is None or the only size that the data set comes in."""
+    """Raise RecipeError unless image_size (pixels) is None or the data set's native size."""
     if image_size is not None and image_size != native:
         raise RecipeError(
             f"image_size is {image_size}, but the images of '{name}' are {native} x {native}: leave it out."
@@ -32,8 +32,8 @@ def check_native_size(name: str, image_size: int | None, native: int) -> None:
 def stratified_mask(labels: Tensor, share: float, seed: int) -> Tensor:
     """Draw a share of each class: bool [N], True where drawn, for labels int64 [N].
 
-    Of n > 1 images of a class, round(share * n) are drawn, but at least one, and one at least stays.
-    A single image of a class stays. The draw depends on labels, share and seed, and on no global state.
+    Of n > 1 images of a class, round(share * n) are drawn, but at least 1 and at most n - 1. The only image of a class
+    is never drawn. The draw depends on labels, share and seed only, not on global state.
     """
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     by_class = shuffled[torch.argsort(labels[shuffled], stable=True)]
@@ -47,9 +47,9 @@ def stratified_mask(labels: Tensor, share: float, seed: int) -> Tensor:
 
 
 def hold_out(train: Split, share: float, seed: int) -> tuple[Split, Split | None]:
-    """Split train into (what is left, what is held out), class by class; share 0 holds out nothing (None).
+    """Split train into (training set, held-out set), stratified by class; with share 0 the latter is None.
 
-    Both parts keep the order of train. The same labels, share and seed always give the same parts.
+    Both parts keep the order of train. The same labels, share and seed always give the same split.
     """
     check_share(share)
     if share == 0:
@@ -64,8 +64,8 @@ def hold_out(train: Split, share: float, seed: int) -> tuple[Split, Split | None
 class Split:
     """images: uint8 [N, C, H, W], 0..255, in memory or in files; labels: int64 [N], positions in Dataset.classes.
 
-    names: of the images within their classes, wherever the data set lies. marks: uint8 [N, MARK_BYTES], see marks.py.
-    Both are empty where a loader of one's own gives none; load_data then has positions, and marks of its own.
+    names: image names within their classes, independent of the data set's location. marks: uint8 [N, MARK_BYTES], see
+    marks.py. Both are empty if a user's loader gives none; load_data then uses positions, and marks of its own.
     """
 
     images: Tensor | ImageFiles
@@ -76,17 +76,17 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, places: Tensor) -> Split:
-        """The images at these places, int64 [n], in this order."""
+    def take(self, indices: Tensor) -> Split:
+        """The images at these indices, int64 [n], in this order."""
         if not self.names:
-            return Split(self.images[places], self.labels[places])
-        names = tuple(self.names[place] for place in places.tolist())
-        return Split(self.images[places], self.labels[places], names, self.marks[places])
+            return Split(self.images[indices], self.labels[indices])
+        names = tuple(self.names[index] for index in indices.tolist())
+        return Split(self.images[indices], self.labels[indices], names, self.marks[indices])
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A whole data set. mean and std: one per channel, in units of pixel / 255. covers: what marks are made of."""
+    """A whole data set. mean and std: one per channel, in units of pixel / 255. covers: what marks are from."""
 
     train: Split
     holdout: Split | None
@@ -97,7 +97,7 @@ class Dataset:
     covers: Covers = "contents"
 
     def close(self) -> None:
-        """End the processes that read images, where there are any."""
+        """Stop the worker processes, if any."""
         for split in (self.train, self.holdout, self.test):
             if split is not None and isinstance(split.images, ImageFiles):
                 split.images.close()

@@ -1,4 +1,4 @@
-"""How a data set differs from the one that a run was trained on so far, and that data set split as it was before."""
+"""Compare a data set with the one that a run was trained on so far, and restore the earlier split."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from paam.errors import DataError
 
 
 class _Image(NamedTuple):
-    """``place``: among all images of its data set, part by part. ``label``: the class, by its present name."""
+    """``number``: index among all images of its data set, part by part. ``label``: the current name of the class."""
 
     part: str
-    place: int
+    number: int
     label: str
     name: str
     mark: bytes
@@ -32,9 +32,9 @@ Pair = tuple[_Image, _Image]
 
 @dataclass(frozen=True)
 class Differences:
-    """``words``: what differs; empty where only the draw of the split does. ``classes``: in their order of before.
+    """``words``: descriptions of the differences; empty if only the split differs. ``classes``: in the earlier order.
 
-    ``order``: by part, the places of its images among all present ones. ``other_classes``: some are new or gone.
+    ``order``: by part, the indices of its images among all current ones. ``other_classes``: some are added or removed.
     """
 
     words: list[str]
@@ -44,9 +44,9 @@ class Differences:
 
 
 def compare(before: Manifest, now: Manifest) -> Differences:
-    """An image is known by its name and content, else by its content, else by its name; sizes stand for contents.
+    """Match images by name and content, else by content, else by name; file sizes can stand for contents.
 
-    A known image stays in the part that it was in, so that nothing is tested on what was trained on.
+    A known image stays in its part, so that no training image is used for testing.
     """
     comparable = before.covers == now.covers
     renamed = _renamed_classes(before, now) if comparable else {}
@@ -74,26 +74,26 @@ def compare(before: Manifest, now: Manifest) -> Differences:
         *_counted("image", "renamed", other_names, lambda pair: f"{_path(pair[0])} is {_path(pair[1])}"),
     ]
     if not comparable:
-        words.append(f"images told apart by their {now.covers}, and by their {before.covers} before")
-    kept = sorted((pair[0].place, pair[0].part, pair[1].place) for pair in (*same, *moved, *edited))
+        words.append(f"images identified by their {now.covers}, by their {before.covers} before")
+    kept = sorted((pair[0].number, pair[0].part, pair[1].number) for pair in (*same, *moved, *edited))
     order: dict[str, list[int]] = {name: [] for name in before.parts}
-    for _, part, place in kept:
-        order[part].append(place)
+    for _, part, index in kept:
+        order[part].append(index)
     for image in added:
-        order.setdefault(image.part, []).append(image.place)
+        order.setdefault(image.part, []).append(image.number)
     return Differences(words, classes, order, bool(gone or unknown))
 
 
 def as_before(data: Dataset, differences: Differences) -> Dataset:
-    """The data set that was compared, with the split and the order of classes of before."""
+    """The compared data set, with the earlier split and order of classes."""
     everything = _pooled(list(splits(data).values()))
     now_at = torch.tensor([differences.classes.index(name) for name in data.classes])
     everything = replace(everything, labels=now_at[everything.labels])
-    parts = {name: everything.take(torch.tensor(places).long()) for name, places in differences.order.items()}
+    parts = {name: everything.take(torch.tensor(indices).long()) for name, indices in differences.order.items()}
     if empty := [name for name, split in parts.items() if not len(split)]:
         raise DataError(
-            f"None of the images that this run had set aside as its {empty[0]} set is left; put the data back as they"
-            " were, or start over with --overwrite."
+            f"None of the images in this run's {empty[0]} set is left; restore the data, or start over with"
+            " --overwrite."
         )
     holdout = parts.get("holdout")
     return replace(data, train=parts["train"], holdout=holdout, test=parts["test"], classes=differences.classes)
@@ -112,7 +112,7 @@ def _images(manifest: Manifest, renamed: dict[str, str], *, marked: bool) -> lis
 def _matched(
     before: Iterable[_Image], now: Iterable[_Image], key: Callable[[_Image], Any]
 ) -> tuple[list[Pair], list[_Image], list[_Image]]:
-    """Pairs of the same key, each image in one at most; and what is left of both."""
+    """Pairs with the same key, each image in at most one; and the unmatched rest of both."""
     waiting: dict[Any, deque[_Image]] = defaultdict(deque)
     for image in before:
         waiting[key(image)].append(image)
@@ -122,12 +122,12 @@ def _matched(
             pairs.append((alike.popleft(), image))
         else:
             new.append(image)
-    left = sorted((image for images in waiting.values() for image in images), key=lambda image: image.place)
+    left = sorted((image for images in waiting.values() for image in images), key=lambda image: image.number)
     return pairs, left, new
 
 
 def _renamed_classes(before: Manifest, now: Manifest) -> dict[str, str]:
-    """Classes that are gone, each with the new one that holds most of its images, if more than half of them."""
+    """Renamed classes: removed ones, with the new one that has more than half of their images."""
     had, have = _by_class(before), _by_class(now)
     renamed: dict[str, str] = {}
     for name in before.classes:
@@ -151,7 +151,7 @@ def _by_class(manifest: Manifest) -> dict[str, Counter[Any]]:
 
 
 def _name_and_mark(image: _Image) -> tuple[str, bytes]:
-    """Without the half of the data set that it lies in."""
+    """The image's name without its half (train or test)."""
     return image.name.rpartition("/")[2], image.mark
 
 
@@ -166,7 +166,7 @@ def _other_label(pair: Pair) -> str:
 
 
 def _counted(what: str, happened: str, several: Sequence[Any], named: Callable[[Any], str]) -> list[str]:
-    """ "3 images added (train/cat/9.png, ...)": how many, and the first of them."""
+    """ "3 images added (train/cat/9.png, ...)": the number and the first one."""
     if not several:
         return []
     more = ", ..." if len(several) > 1 else ""
@@ -174,7 +174,7 @@ def _counted(what: str, happened: str, several: Sequence[Any], named: Callable[[
 
 
 def _pooled(parts: Sequence[Split]) -> Split:
-    """All images of several splits, one split after the other."""
+    """The images of several splits, concatenated."""
     first = parts[0].images
     images: Tensor | ImageFiles
     if isinstance(first, ImageFiles):

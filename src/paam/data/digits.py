@@ -1,11 +1,11 @@
-"""The 1,797 handwritten digits that are shipped inside the package, so that something real runs offline.
+"""The 1,797 handwritten digits that are bundled with the package, for real data offline.
 
 Source: "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, E. Alpaydin and
 C. Kaynak, licensed under CC BY 4.0. These are the 1,797 images of its test part, unchanged.
 
 `digits.npz` holds `images` uint8 [1797, 8, 8] (values 0..16) and `labels` uint8 [1797] in the order of the
-source, and `test` int16 [500], the ascending positions of the test images. Those were drawn once, in
-proportion to the classes (48 to 51 of each); being stored, they never change. The rest is to train on.
+source, and `test` int16 [500], the ascending indices of the test images. Those were drawn once, stratified
+by class (48 to 51 of each), and are stored, so they never change. The rest is the training set.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A user's own images: one folder per class, decoded once into memory as RGB squares.
+"""Image folders: one folder per class, decoded once into memory as RGB squares.
 
-Either `DIR/train/<class>/*` with `DIR/test/<class>/*` (or `val` in its place), or `DIR/<class>/*`, of which
+Either `DIR/train/<class>/*` with `DIR/test/<class>/*` (or `val` instead of `test`), or `DIR/<class>/*`, of which
 20 % of each class, chosen by the seed, become the test set. Names are sorted, so the order never depends on
-the file system. Hidden files and files that are no images by their extension are ignored.
+the file system. Hidden files and files without an image extension are ignored.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from paam.errors import DataError, RecipeError
 from paam.files.reading import LARGEST_IMAGE, open_to_read
 
 EXTENSIONS = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff"))
-# Pillow decides by content; naming the decoders keeps, say, PostScript in a .png away from its interpreter
+# Pillow detects formats by content; an allow-list keeps, say, PostScript in a .png away from its interpreter
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")
 MAX_PIXELS = 50_000_000
 TEST_SHARE = 0.2
 
 
 class Entry(NamedTuple):
-    """``label``: position of its class. ``name``: within its class, the same wherever the data set lies."""
+    """``label``: index of its class. ``name``: within its class, independent of the data set's location."""
 
     path: Path
     label: int
@@ -49,20 +49,20 @@ def load_folder(
 ) -> Dataset:
     """Train and test images uint8 [N, 3, image_size, image_size] in sorted order; no holdout; ImageNet mean and std.
 
-    Each image is converted to RGB (transparency is dropped, 16-bit grey divided by 256, EXIF rotation left
-    alone), scaled so that its shorter side is image_size pixels, and cropped around its centre.
-    Images that would take more than ``memory`` bytes are read from disk as they are needed, by ``workers`` processes.
+    Each image is converted to RGB (transparency is dropped, 16-bit grey divided by 256, EXIF rotation ignored),
+    scaled so that its shorter side is image_size pixels, and center-cropped.
+    Images that would take more than ``memory`` bytes are streamed from disk by ``workers`` processes.
     """
     if directory is None:
-        raise DataError("The dataset 'folder' needs a directory with one folder per class: name it with --data DIR.")
+        raise DataError("The dataset 'folder' needs a directory with one folder per class: give it with --data DIR.")
     if image_size is None or image_size < 1:
         raise RecipeError(
-            f"image_size is {image_size}, but the dataset 'folder' needs one: the side, in pixels, of the "
-            "squares that the network sees, such as 64."
+            f"The dataset 'folder' needs image_size, the side of the network's square input in pixels, such "
+            f"as 64 (got {image_size})."
         )
     root = Path(directory)
     if not root.is_dir():
-        raise DataError(f"There is no directory {root}. Name one that has a folder per class with --data DIR.")
+        raise DataError(f"There is no directory {root}. Give one that has a folder per class with --data DIR.")
     classes, train, test = _list_both(root, seed)
     marks, covers = mark_files([entry.path for entry in (*train, *test)])
     streams = (len(train) + len(test)) * 3 * image_size**2 > memory
@@ -83,14 +83,14 @@ def _labels(entries: list[Entry]) -> Tensor:
 
 def _list_both(root: Path, seed: int) -> tuple[tuple[str, ...], list[Entry], list[Entry]]:
     """Class names, training files and test files of either layout."""
-    # a folder `train` without folders inside is the class of the trains, not half of a data set
+    # a folder `train` without subfolders is a class named train, not a split
     if not _folders(root / "train"):
         classes, entries = _list_classes(root)
         labels = _labels(entries)
         for name, count in zip(classes, torch.bincount(labels).tolist(), strict=True):
             if count < 2:
                 raise DataError(
-                    f"{root / name} holds a single image, but needs one to train on and one to test with. "
+                    f"{root / name} has a single image, but needs one to train on and one to test with. "
                     "Add images, or lay them out as train/<class> and test/<class>."
                 )
         in_test = stratified_mask(labels, TEST_SHARE, seed).tolist()
@@ -110,7 +110,7 @@ def _list_both(root: Path, seed: int) -> tuple[tuple[str, ...], list[Entry], lis
 
 
 def _list_classes(root: Path, half: str = "") -> tuple[tuple[str, ...], list[Entry]]:
-    """Sorted class names, and the image files of all classes, sorted within each; names begin with ``half``."""
+    """Sorted class names, and the image files of all classes, sorted within each; names start with ``half``."""
     folders = _folders(root)
     if len(folders) < 2:
         raise DataError(f"{root} has {len(folders)} class folders, but at least two are needed.")
@@ -123,28 +123,28 @@ def _list_classes(root: Path, half: str = "") -> tuple[tuple[str, ...], list[Ent
         )
         if not files:
             raise DataError(
-                f"The class folder {folder} holds no image: add some or remove it. "
-                f"Images are {' '.join(sorted(EXTENSIONS))}."
+                f"The class folder {folder} has no images: add some or remove it. "
+                f"Image extensions are {' '.join(sorted(EXTENSIONS))}."
             )
         entries.extend(Entry(path, label, f"{half}{path.name}") for path in files)
     return tuple(folder.name for folder in folders), entries
 
 
 def _folders(root: Path) -> list[Path]:
-    """The visible folders in root, sorted; none where root itself is not there."""
+    """The visible folders in root, sorted; empty if root does not exist."""
     if not root.is_dir():
         return []
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def _decode_all(paths: list[Path], side: int) -> Tensor:
-    """Decode into one block, in threads because Pillow lets them run side by side; errors come in order."""
+    """Decode into one tensor, in threads, since Pillow releases the GIL; errors are raised in order."""
     images = np.empty((len(paths), 3, side, side), dtype=np.uint8)
 
-    def fill(place: int) -> None:
-        images[place] = _decode(paths[place], side)
+    def fill(index: int) -> None:
+        images[index] = _decode(paths[index], side)
 
-    # Pillow warns about odd metadata and large headers; what matters is refused in _decode
+    # Pillow warns about odd metadata and large headers; _decode refuses what matters
     with warnings.catch_warnings(), ThreadPoolExecutor(usual_workers()) as pool:
         warnings.simplefilter("ignore")
         for _ in pool.map(fill, range(len(paths))):
@@ -153,7 +153,7 @@ def _decode_all(paths: list[Path], side: int) -> Tensor:
 
 
 def decode(path: Path, side: int) -> Tensor:
-    """One image file as uint8 [3, side, side]; what Pillow warns about and we accept is not worth a line."""
+    """One image file as uint8 [3, side, side], without Pillow's warnings about what we accept."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.from_numpy(_decode(path, side).copy())
@@ -167,29 +167,29 @@ def _decode(path: Path, side: int) -> np.ndarray[tuple[int, ...], np.dtype[np.ui
             if width * height <= MAX_PIXELS:
                 short = min(width, height)
                 left, top = (width - short) // 2, (height - short) // 2
-                # scaling the centre square alone: a strip of 1 x 50,000,000 would grow beyond all memory
+                # scale the centre square only: scaling a strip of 1 x 50,000,000 would exhaust memory
                 square = _to_rgb(image).resize(
                     (side, side), Image.Resampling.BILINEAR, box=(left, top, left + short, top + short)
                 )
                 return np.asarray(square).transpose(2, 0, 1)
     except Image.DecompressionBombError as error:
-        raise DataError(f"{path} claims too many pixels ({error}). Scale it down or remove it.") from error
+        raise DataError(f"{path} has too many pixels ({error}). Scale it down or remove it.") from error
     except UnidentifiedImageError as error:
         raise DataError(
             f"{path} cannot be read as an image (none of {', '.join(FORMATS)}). Replace or remove it."
         ) from error
-    # damaged files make Pillow's decoders raise nearly anything, SyntaxError and struct.error included
+    # on corrupt files Pillow's decoders raise nearly anything, SyntaxError and struct.error included
     except Exception as error:
         raise DataError(f"{path} cannot be read as an image ({error}). Replace or remove it.") from error
     raise DataError(
-        f"{path} claims {width:,} x {height:,} pixels, over the limit of {MAX_PIXELS:,}. Scale it down or remove it."
+        f"{path} has {width:,} x {height:,} pixels, over the limit of {MAX_PIXELS:,}. Scale it down or remove it."
     )
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """8-bit RGB without Pillow's clipping of deep grey levels."""
+    """8-bit RGB without Pillow's clipping of 16-bit grey levels."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
         return Image.fromarray((np.asarray(image) // 256).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
-        raise ValueError(f"its pixels are of Pillow's mode {image.mode}, which has no defined range")
+        raise ValueError(f"unsupported Pillow mode {image.mode}, which has no defined range")
     return image.convert("RGB")

@@ -1,4 +1,4 @@
-"""What a data set consists of, without its pixels: names, labels, marks and split; with one hash over all of it."""
+"""The manifest of a data set: names, labels, marks and split, without pixels; and one hash of it all."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of everything here, as hexadecimal digits; nothing in it depends on where the data lie."""
+        """A hexadecimal hash of the manifest; independent of the data's location."""
         whole = hashlib.blake2b(json.dumps([self.covers, self.classes]).encode(), digest_size=16)
         for name, part in self.parts.items():
             names = _joined(part.names)
@@ -64,7 +64,7 @@ def manifest_of(data: Dataset) -> Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Keep a manifest in a folder, under a name made of its hash; one that is there already is left alone."""
+    """Save a manifest in a folder under its hash, unless it exists already."""
     path = _path(folder, manifest.digest)
     if path.exists():
         return
@@ -88,21 +88,21 @@ def read_manifest(folder: Path, digest: str) -> Manifest:
         }
         manifest = Manifest(header["covers"], tuple(header["classes"]), parts)
         if manifest.digest != digest:
-            raise ArtifactError(f"{path} is damaged: it does not belong to its name.")
+            raise ArtifactError(f"{path} is corrupt: its content does not match its name.")
         _check(manifest)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise ArtifactError(f"{path} is damaged: it is not the list of a data set.") from error
+        raise ArtifactError(f"{path} is corrupt: it is not a data manifest.") from error
     return manifest
 
 
 def _check(manifest: Manifest) -> None:
-    """Raise ValueError unless the parts are those of a data set, whole, and of its classes."""
+    """Raise ValueError unless the parts are valid and complete, and their labels are classes."""
     if not {"train", "test"} <= set(manifest.parts) <= {"train", "holdout", "test"}:
-        raise ValueError("other parts")
+        raise ValueError("wrong parts")
     for part in manifest.parts.values():
         shapes = [part.labels.shape, part.marks.shape] == [(len(part.names),), (len(part.names), MARK_BYTES)]
         if not shapes or not all(0 <= label < len(manifest.classes) for label in set(part.labels.tolist())):
-            raise ValueError("other sizes")
+            raise ValueError("wrong sizes")
 
 
 def manifests(folder: Path) -> list[Path]:
@@ -119,7 +119,7 @@ def _path(folder: Path, digest: str) -> Path:
 
 
 def _joined(names: tuple[str, ...]) -> bytes:
-    """File names need not be UTF-8; what none of them holds is a zero byte."""
+    """Join file names, which may not be UTF-8 but never contain a zero byte."""
     return os.fsencode("\0".join(names))
 
 

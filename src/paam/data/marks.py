@@ -1,4 +1,4 @@
-"""What tells an image from another one: a hash of its content, or its size where there is too much to read."""
+"""Fingerprints of images: a hash of the content, or the file size if there is too much to read."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from paam.files.reading import LARGEST_IMAGE, open_to_read
 
 MARK_BYTES = 16
 CONTENTS_UP_TO = 4 << 30
-"""Bytes of image files whose contents are read to tell them apart; a larger data set goes by their sizes."""
+"""Maximum total bytes of image files to hash; for a larger data set, file sizes are used."""
 
 Covers = Literal["contents", "sizes"]
-"""What the marks of a data set are made of."""
+"""What the marks of a data set are computed from."""
 
 _hash = partial(hashlib.blake2b, digest_size=MARK_BYTES)
 
@@ -34,11 +34,11 @@ def mark_pixels(images: Tensor) -> Tensor:
 
 
 def mark_files(paths: Sequence[Path]) -> tuple[Tensor, Covers]:
-    """Marks uint8 [N, MARK_BYTES] of image files, by their bytes as they lie on the disk."""
+    """Marks uint8 [N, MARK_BYTES] of image files, from their bytes on disk."""
     sizes = [_size_of(path) for path in paths]
     if sum(sizes) > CONTENTS_UP_TO:
         return _stack([size.to_bytes(MARK_BYTES, "big") for size in sizes]), "sizes"
-    with ThreadPoolExecutor(usual_workers()) as pool:  # reading and hashing let other threads go on
+    with ThreadPoolExecutor(usual_workers()) as pool:  # reading and hashing release the GIL
         return _stack(list(pool.map(_mark_file, paths))), "contents"
 
 

@@ -1,6 +1,6 @@
-"""How a pickle spells numeric arrays and byte strings, and what paam builds for it: data, and no calls.
+"""Numeric arrays and byte strings in pickles, rebuilt as data without calling anything.
 
-A pickle names a function, gives it a tuple of arguments, and later hands the result a tuple of state. The
+A pickle names a function, passes it a tuple of arguments, and later gives the result a tuple of state. The
 names below only select a case here; nothing is looked up or called. A ValueError says what is refused.
 """
 
@@ -25,7 +25,7 @@ def named(name: str) -> Name:
 
 
 def call(function: object, arguments: object) -> Dtype | Array | bytes:
-    """What a call of a named function builds, for the three calls that arrays and byte strings need."""
+    """The result of calling a named function, for the three calls that arrays and byte strings need."""
     match function, arguments:
         case Name.RECONSTRUCT, (Name.NDARRAY, (0,), "b" | b"b"):
             return Array()
@@ -33,26 +33,26 @@ def call(function: object, arguments: object) -> Dtype | Array | bytes:
             return Dtype(_text(code))
         case Name.ENCODE, (str(text), "latin1"):
             return text.encode("latin-1")
-    raise ValueError("it calls something else than what builds numeric arrays and byte strings")
+    raise ValueError("it calls a function that does not build numeric arrays or byte strings")
 
 
 def set_state(target: object, state: object) -> None:
-    """Complete a dtype with its byte order, or an array with (1, shape, dtype, in Fortran order, content)."""
+    """Set the byte order of a dtype, or (1, shape, dtype, in Fortran order, content) of an array."""
     match target, state:
         case Dtype() as dtype, (_, order, None, None, None, *_) if _text(order) in ("|", "<", ">", "="):
             dtype.order = _text(order)
         case Array() as array, (1, tuple(shape), Dtype() as dtype, bool(fortran), bytes(content)):
             array.value = _view(shape, np.dtype(dtype.order + dtype.code), fortran, content)
         case _:
-            raise ValueError("it sets the state of something else than a numeric array")
+            raise ValueError("it sets the state of something that is not a numeric array")
 
 
 def _view(shape: tuple[Any, ...], dtype: np.dtype[Any], fortran: bool, content: bytes) -> NDArray[Any]:
-    """A read-only view: thousands of arrays over one content cost no memory."""
+    """A read-only view, so that thousands of arrays over the same content cost no memory."""
     if not all(isinstance(side, int) for side in shape):
-        raise ValueError("it holds an array with an impossible shape")
+        raise ValueError("it has an array with an invalid shape")
     if math.prod(shape) * dtype.itemsize != len(content):
-        raise ValueError(f"it holds an array of shape {shape} and type {dtype} with {len(content):,} bytes")
+        raise ValueError(f"it has an array of shape {shape} and type {dtype} with {len(content):,} bytes")
     return np.ndarray(shape, dtype, buffer=content, order="F" if fortran else "C")
 
 

@@ -1,13 +1,13 @@
 """Reads the pickles of the official CIFAR-10 archive without executing anything.
 
-A pickle is a program. This interpreter knows only the steps that a dict of plain values, flat lists and
-numeric arrays needs; `pickletools.genops` splits the bytes and runs nothing. Everything else is refused.
-Python's own Unpickler with an allow-list of classes would be shorter, but a few bytes can make it take all
-memory (a memo index of two billion), and what it can be told to build is bounded by nothing.
+A pickle is a program. This interpreter supports only the opcodes that a dict of plain values, flat lists and
+numeric arrays needs; `pickletools.genops` parses the bytes and executes nothing. Everything else is refused.
+Python's Unpickler with an allow-list of classes would be shorter, but a few bytes can make it exhaust memory
+(a memo index of two billion), and the objects that it builds have no size limit.
 
-What a hostile file can cost is bounded too: its size, the number of steps, the length of tuples, and the sum
-of all text that is encoded again. Lists hold plain values only and tuples nest once, so nothing is deep or
-cyclic and no later traversal can blow up.
+The cost of a hostile file is bounded too: its size, the number of opcodes, the length of tuples, and the total
+length of re-encoded text. Lists contain plain values only and tuples nest once, so nothing is deep or cyclic
+and no later traversal can blow up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paam.errors import DataError, reason
 from paam.files.reading import read_bytes
 
 MAX_FILE_BYTES = 64 * 2**20
-# a CIFAR-10 batch takes about 30,000 steps, or 90,000 where Python 3 wrote its strings as bytes
+# a CIFAR-10 batch takes about 30,000 opcodes, or 90,000 if Python 3 wrote its strings as bytes
 MAX_STEPS = 2**18
 # the longest legitimate tuple is the state of a dtype, with 9 items
 MAX_TUPLE = 16
@@ -37,7 +37,7 @@ Value = Plain | list[Plain] | NDArray[Any]
 
 
 def safe_load(path: Path) -> dict[Key, Value]:
-    """The dict that a file holds as a pickle of protocol 2, 3 or 4.
+    """Load a dict from a pickle of protocol 2, 3 or 4.
 
     Strings of Python 2 become bytes; arrays are read-only. Raises DataError, naming the file, for anything
     but plain values, flat lists of them and numeric arrays.
@@ -48,7 +48,7 @@ def safe_load(path: Path) -> dict[Key, Value]:
         raise DataError(f"{path} cannot be read: {reason(error)}.") from error
     stream = io.BytesIO(raw)
     try:
-        # genops warns about odd escapes in the names of globals; no honest name has any
+        # genops warns about odd escapes in the names of globals; no legitimate name has any
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             return _interpret(raw, stream)
@@ -60,24 +60,24 @@ def safe_load(path: Path) -> dict[Key, Value]:
 
 
 def _interpret(raw: bytes, stream: io.BytesIO) -> dict[Key, Value]:
-    """Follow the opcodes in raw, which stream reads from its start; what is raised says what is refused."""
+    """Interpret the opcodes in raw, which stream reads from its start. Raises ValueError with what is refused."""
     operations = pickletools.genops(stream)
     machine = _Machine(max_encoded=len(raw))
     for _ in range(MAX_STEPS):
-        # looked up before genops gets there: the arguments of other opcodes are not even parsed
+        # checked before genops gets there, so that arguments of forbidden opcodes are not even parsed
         name = _opcode_name(raw[stream.tell() : stream.tell() + 1])
         _, argument, _ = next(operations)
         if name == "STOP":
             if stream.tell() != len(raw):
-                raise ValueError("it goes on after its end")
+                raise ValueError("it has bytes after its end")
             return machine.result()
         _STEPS[name](machine, argument)
-    raise ValueError(f"it takes more than {MAX_STEPS:,} steps")
+    raise ValueError(f"it has more than {MAX_STEPS:,} opcodes")
 
 
 def _opcode_name(code: bytes) -> str:
     if not code:
-        raise ValueError("it is cut short")
+        raise ValueError("it is truncated")
     name = _OPCODE_NAMES.get(code.decode("latin-1"), f"0x{code.hex()}")
     if name != "STOP" and name not in _STEPS:
         raise ValueError(f"the opcode {name} is not allowed")
@@ -89,14 +89,14 @@ def _is_plain(item: object) -> bool:
 
 
 def _fits_tuple(item: object) -> bool:
-    """Arguments and states are made of these; an inner tuple (a shape) holds plain values only."""
+    """Arguments and states consist of these; an inner tuple (a shape) has plain values only."""
     if isinstance(item, tuple):
         return all(map(_is_plain, item))
     return _is_plain(item) or isinstance(item, Dtype | Name)
 
 
 class _Machine:
-    """The stack and the memo that a pickle works on."""
+    """The stack and the memo of a pickle."""
 
     def __init__(self, max_encoded: int) -> None:
         self.stack: list[Any] = []
@@ -107,9 +107,9 @@ class _Machine:
     def result(self) -> dict[Key, Value]:
         content = self.pop()
         if self.stack or self.marks or not isinstance(content, dict):
-            raise ValueError("it does not hold exactly one dict")
+            raise ValueError("it does not contain exactly one dict")
         if any(isinstance(item, Array) and item.value is None for item in content.values()):
-            raise ValueError("it holds an array without content")
+            raise ValueError("it has an array without content")
         return {key: item.value if isinstance(item, Array) else item for key, item in content.items()}
 
     def push(self, item: object) -> None:
@@ -117,7 +117,7 @@ class _Machine:
 
     def pop(self) -> Any:
         if len(self.stack) <= (self.marks[-1] if self.marks else 0):
-            raise ValueError("it takes a value that is not there")
+            raise ValueError("it pops from an empty stack")
         return self.stack.pop()
 
     def pop_last(self, count: int) -> list[Any]:
@@ -125,7 +125,7 @@ class _Machine:
 
     def pop_to_mark(self) -> list[Any]:
         if not self.marks:
-            raise ValueError("it takes values up to a mark that is not there")
+            raise ValueError("it pops to a mark that does not exist")
         start = self.marks.pop()
         items = self.stack[start:]
         del self.stack[start:]
@@ -137,30 +137,30 @@ class _Machine:
 
     def get(self, index: int) -> None:
         if index not in self.memo:
-            raise ValueError(f"it recalls value {index}, which it never stored")
+            raise ValueError(f"it gets memo {index}, which was never stored")
         self.push(self.memo[index])
 
     def push_tuple(self, items: Sequence[object]) -> None:
         if len(items) > MAX_TUPLE or not all(map(_fits_tuple, items)):
-            raise ValueError("it holds a tuple that no array needs")
+            raise ValueError("it has a tuple that no array needs")
         self.push(tuple(items))
 
     def extend(self, items: list[Any]) -> None:
         target = self.pop()
         if not isinstance(target, list) or not all(map(_is_plain, items)):
-            raise ValueError("it holds a list of something else than plain values")
+            raise ValueError("it has a list with values that are not plain")
         target.extend(items)
         self.push(target)
 
     def update(self, items: list[Any]) -> None:
         target, keys, values = self.pop(), items[::2], items[1::2]
         if not isinstance(target, dict) or len(keys) != len(values):
-            raise ValueError("it sets keys without values, or of something that is no dict")
+            raise ValueError("it sets keys without values, or on something that is not a dict")
         # tuples as keys could take exponential time to hash
         if not all(isinstance(key, int | str | bytes) for key in keys):
-            raise ValueError("it holds a dict with keys that are not plain")
+            raise ValueError("it has a dict with keys that are not plain")
         if not all(_is_plain(value) or isinstance(value, list | Array) for value in values):
-            raise ValueError("it holds a dict of something else than plain values, lists and arrays")
+            raise ValueError("it has a dict with values that are not plain, lists or arrays")
         target.update(zip(keys, values, strict=True))
         self.push(target)
 
@@ -172,7 +172,7 @@ class _Machine:
         function, arguments = self.pop_last(2)
         built = call(function, arguments)
         if isinstance(built, bytes):
-            # an honest file encodes each text once, so that the sum stays below its own size
+            # a legitimate file encodes each text once, so the total stays below the file's size
             self.encodable -= len(built)
             if self.encodable < 0:
                 raise ValueError("it encodes the same text again and again")
@@ -185,7 +185,7 @@ class _Machine:
 
 
 _OPCODE_NAMES = {info.code: info.name for info in pickletools.opcodes}
-# what each allowed opcode does with the machine m and the opcode's argument a
+# the effect of each allowed opcode on the machine m, with the opcode's argument a
 _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "PROTO": lambda m, a: None,
     "FRAME": lambda m, a: None,

@@ -1,4 +1,4 @@
-"""Images that are read from their files when they are needed: for folders that memory cannot hold."""
+"""Stream images from their files: for folders that do not fit into memory."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Decode = Callable[[Path, int], Tensor]
 """A file and a side in pixels -> uint8 [3, side, side]; raises DataError."""
 
 AHEAD = 3
-"""Blocks that each worker reads ahead."""
+"""Blocks that each worker prefetches."""
 
 
 class ImageFiles:
-    """Stands where a tensor of images would: it has a shape, is indexed by places, and is read in blocks.
+    """Replaces a tensor of images: it has a shape, is indexed by image indices, and is read in blocks.
 
-    Blocks come from ``workers`` processes that stay between epochs; 0 reads them in this process.
+    Blocks come from ``workers`` processes that persist between epochs; 0 reads them in this process.
     """
 
     def __init__(self, files: Sequence[Path], side: int, decode: Decode, workers: int) -> None:
@@ -40,23 +40,23 @@ class ImageFiles:
     def shape(self) -> tuple[int, int, int, int]:
         return len(self.files), 3, self.side, self.side
 
-    def __getitem__(self, places: Tensor) -> ImageFiles:
-        return ImageFiles([self.files[place] for place in places.tolist()], self.side, self.decode, self.workers)
+    def __getitem__(self, indices: Tensor) -> ImageFiles:
+        return ImageFiles([self.files[index] for index in indices.tolist()], self.side, self.decode, self.workers)
 
     def blocks(self, order: Tensor, size: int) -> Iterator[Tensor]:
-        """uint8 [n, 3, side, side] in the given order, ``size`` images at a time, read ahead."""
+        """uint8 [n, 3, side, side] in the given order, ``size`` images at a time, prefetched."""
         self._order[:] = [part.tolist() for part in torch.split(order, size)]
         if self._loader is None:
             self._loader = DataLoader(
                 _Reader(self),
-                batch_sampler=self._order,  # the same list every epoch, with that epoch's order in it
+                batch_sampler=self._order,  # the same list object every epoch, refilled with the epoch's order
                 collate_fn=_stacked,
                 num_workers=self.workers,
                 prefetch_factor=AHEAD if self.workers else None,
                 persistent_workers=bool(self.workers),
                 pin_memory=torch.cuda.is_available(),
                 multiprocessing_context=_processes() if self.workers else None,
-                generator=torch.Generator(),  # of its own: a loader that draws from torch's moves what dropout sees
+                generator=torch.Generator(),  # its own generator: drawing from torch's default one would change dropout
                 worker_init_fn=_ignore_interrupts,
             )
         blocks = iter(self._loader)
@@ -66,42 +66,42 @@ class ImageFiles:
             yield block
 
     def close(self) -> None:
-        """End the processes; the next block begins new ones. Left to the garbage collector, that takes seconds."""
+        """Stop the processes; the next block starts new ones. Leaving that to the garbage collector takes seconds."""
         self._loader = None
 
 
 def _processes() -> BaseContext:
-    """Readers are forked from a server that has imported what they need, once for all of them."""
+    """Workers are forked from a server that has imported what they need once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "paam.data.folder"])
     return context
 
 
 def _next(blocks: Iterator[Tensor | str]) -> Tensor | str | None:
-    """The next block; None behind the last."""
+    """The next block; None after the last."""
     try:
         return next(blocks, None)
-    except RuntimeError as error:  # killed, as a rule for want of memory
+    except RuntimeError as error:  # killed, usually out of memory
         raise DataError(
-            f"A process that reads images has ended ({one_line(error)}). Lower data.workers; 0 needs no such process."
+            f"An image worker process died ({one_line(error)}). Lower data.workers; 0 uses no worker processes."
         ) from error
 
 
 class _Reader(torch.utils.data.Dataset[Tensor | str]):
-    """What a worker process holds: where the files are. A refusal travels back as its sentence."""
+    """The state of a worker process: the file list. Errors are returned as their message."""
 
     def __init__(self, images: ImageFiles) -> None:
         self.files, self.side, self.decode = images.files, images.side, images.decode
 
-    def __getitem__(self, place: int) -> Tensor | str:
+    def __getitem__(self, index: int) -> Tensor | str:
         try:
-            return self.decode(self.files[place], self.side)
+            return self.decode(self.files[index], self.side)
         except DataError as error:
             return str(error)
 
 
 def _ignore_interrupts(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; the run finishes its step first, and needs its images for that."""
+    """Ignore Ctrl-C, which reaches every process of a terminal: the run needs images to finish its step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -111,5 +111,5 @@ def _stacked(images: list[Tensor | str]) -> Tensor | str:
 
 
 def usual_workers() -> int:
-    """One process per core, eight at most: by then a disk or the network is what limits."""
+    """One process per core, at most eight: beyond that the disk or the network is the bottleneck."""
     return min(8, os.cpu_count() or 1)

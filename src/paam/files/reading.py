@@ -1,6 +1,6 @@
-"""Files that are read may be anybody's: regular ones only, as large and as deep as their kind can be.
+"""Read untrusted files: regular ones only, with limits on size and nesting.
 
-A FIFO would wait for a writer for ever, and a device may never end. What is read whole has a limit of its own.
+A FIFO would wait for a writer forever, and a device may never end.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any, BinaryIO
 from paam.errors import ArtifactError, reason
 
 LARGEST_TENSORS = 1 << 36
-"""Bytes of a file of weights or of a checkpoint."""
+"""Maximum bytes of a file of weights or a checkpoint."""
 LARGEST_IMAGE = 1 << 30
 BLOCK = 1 << 16
-"""Bytes that are asked for at a time of a file that does not say how long it is."""
+"""Bytes per read of a file of unknown size."""
 DEEPEST = 200
-"""Levels of JSON: a plan has one for each time that its network was pruned before."""
+"""Maximum levels of JSON: a plan has one for each time that its network was pruned before."""
 
 
 def open_to_read(path: Path, limit: int) -> BinaryIO:
-    """Open a regular file of up to ``limit`` bytes for reading; anything else is an OSError that says what it is."""
-    check_regular(path, limit)  # first, since opening a device may already do something
+    """Open a regular file of up to ``limit`` bytes for reading; anything else raises an OSError that says why."""
+    check_regular(path, limit)  # before opening, since opening a device may have side effects
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
-        _check(os.fstat(descriptor), path, limit)  # it may have been replaced meanwhile
+        _check(os.fstat(descriptor), path, limit)  # again, since it may have been replaced meanwhile
         return os.fdopen(descriptor, "rb")
     except OSError:
         os.close(descriptor)
@@ -45,7 +45,7 @@ def check_regular(path: Path, limit: int) -> None:
 
 def _check(found: os.stat_result, path: Path, limit: int) -> None:
     if stat.S_ISDIR(found.st_mode):
-        raise IsADirectoryError(errno.EISDIR, "it is a folder; name a file in it", str(path))
+        raise IsADirectoryError(errno.EISDIR, "it is a folder; give a file", str(path))
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     if found.st_size > limit:
@@ -53,23 +53,23 @@ def _check(found: os.stat_result, path: Path, limit: int) -> None:
 
 
 def _too_large(path: Path, limit: int, size: int) -> OSError:
-    return OSError(errno.EFBIG, f"it has {size:,} bytes, and {limit:,} is the most that paam reads of one", str(path))
+    return OSError(errno.EFBIG, f"it has {size:,} bytes, and {limit:,} is the limit", str(path))
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """A whole file; it must not have grown beyond ``limit`` bytes while it was read either."""
+    """Read a whole file, which must not grow beyond ``limit`` bytes meanwhile."""
     parts: list[bytes] = []
     length = 0
     with open_to_read(path, limit) as file:
-        # Asked for as much as there may be, Python would first take that much memory.
+        # Python would allocate the whole limit up front if asked for it.
         most = max(os.fstat(file.fileno()).st_size + 1, BLOCK)
         try:
             while part := os.read(file.fileno(), most):
                 parts.append(part)
                 if (length := length + len(part)) > limit:
                     raise _too_large(path, limit, length)
-        except BlockingIOError as error:  # of Linux's own: some look regular and wait for news
-            raise BlockingIOError(errno.EAGAIN, "nothing can be read of it", str(path)) from error
+        except BlockingIOError as error:  # files of Linux's /proc and /sys: some look regular and block
+            raise BlockingIOError(errno.EAGAIN, "reading it would block", str(path)) from error
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -86,7 +86,7 @@ def read_compressed(path: Path, limit: int) -> bytes:
 
 
 def read_text(path: Path, what: str, limit: int) -> str:
-    """A text file in UTF-8; ``what`` names it in messages."""
+    """Read a UTF-8 text file; ``what`` is its kind, for messages."""
     try:
         return read_bytes(path, limit).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -98,7 +98,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def is_deep(text: str) -> bool:
-    """Whether JSON is nested deeper than anything honest: Python's functions for plain data recurse."""
+    """Whether JSON is nested too deeply: Python's functions for plain data recurse."""
     if text.count("[") + text.count("{") <= DEEPEST:
         return False
     depth = 0
@@ -110,17 +110,17 @@ def is_deep(text: str) -> bool:
 
 
 def check_name(path: Path) -> None:
-    """Refuse a path that is not UTF-8: safetensors could not open again what was written there."""
+    """Refuse a path that is not UTF-8: safetensors cannot open such paths."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
         raise ArtifactError(
-            f"{str(path)!a} is not UTF-8, but weights can only be read from such a path; choose another."
+            f"{str(path)!a} is not UTF-8, and safetensors needs a UTF-8 path; choose another one."
         ) from error
 
 
 def parse_json(text: str) -> Any:
-    """json.loads whose every failure is a ValueError, deep nesting included."""
+    """json.loads that raises only ValueError, also for deep nesting."""
     if is_deep(text):
         raise ValueError("it is nested too deeply")
     try:
@@ -130,9 +130,9 @@ def parse_json(text: str) -> Any:
 
 
 def shown(value: Any, longest: int = 200) -> str:
-    """A value of somebody's file as part of a sentence: some are too long, too large or too deep to be written out."""
+    """A value from a file for a message: some are too long, too large or too deep to print."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):
-        return f"a value ({type(value).__name__}) that cannot be written out"
+        return f"a value ({type(value).__name__}) that cannot be printed"
     return text if len(text) <= longest else f"{text[: longest - 1]}…"

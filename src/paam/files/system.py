@@ -1,4 +1,4 @@
-"""What Linux and macOS have under different names, and others lack: opening without following, locks, flushing."""
+"""Differences between Linux, macOS and others: opening without following links, locks, flushing."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # not a Unix: there are no such locks
+except ImportError:  # not a Unix: no such locks
     fcntl = None  # type: ignore[assignment]
 
 UNIX = fcntl is not None
 FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
-"""macOS: fsync there leaves data in the drive's own cache."""
+"""macOS, where fsync leaves data in the drive's cache."""
 CAREFULLY: int = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
-"""How a file is opened that somebody else may have put there: no link is followed, no pipe is waited for."""
+"""Flags to open an untrusted file: do not follow links, do not wait for pipes."""
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """A descriptor of a regular file; OSError for a link, a folder, a pipe, a device."""
+    """Open a regular file; OSError for a link, a folder, a pipe, a device."""
     try:
         descriptor = os.open(path, flags | CAREFULLY, 0o666)
     except OSError as error:
@@ -35,9 +35,9 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool | None:
-    """Lock a file without waiting: False when another process holds it, None where files cannot be locked.
+    """Lock a file without waiting: False if another process holds the lock, None if locks are unsupported.
 
-    A lock goes with its process, however that ends.
+    The OS releases a lock when its process ends, however it ends.
     """
     if fcntl is None:
         return None
@@ -51,9 +51,9 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool | None:
 
 
 def sync(descriptor: int) -> None:
-    """Have a file, or the names in a directory, on the disk itself."""
+    """Flush a file, or the names in a directory, to the disk itself."""
     if FULL_SYNC is not None:
-        with contextlib.suppress(OSError):  # a file system that does not know it
+        with contextlib.suppress(OSError):  # a file system that does not support it
             fcntl.fcntl(descriptor, FULL_SYNC)
             return
     os.fsync(descriptor)

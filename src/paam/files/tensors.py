@@ -1,4 +1,4 @@
-"""What is read of the disk, and tensor files that know what they are: safetensors with a JSON header."""
+"""Tensor files: safetensors with a JSON header and a checksum."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What safetensors calls the types of tensors."""
+"""safetensors' names of dtypes."""
 
 
 def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Write tensors with a header of plain data. The same content gives the same bytes.
 
-    The format is safetensors', put together here so that large tensors go from memory to the file uncopied, without
-    holding up other threads.
+    The format is safetensors', serialized here so that large tensors are written without a copy and without holding
+    the GIL.
     """
     check_name(path)
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     unknown = [f"'{name}' ({tensor.dtype})" for name, tensor in plain.items() if tensor.dtype not in _DTYPES]
     if unknown:
-        raise ArtifactError(f"{path} cannot be written: {unknown[0]} is of a type that safetensors files do not have.")
+        raise ArtifactError(f"{path} cannot be written: safetensors does not support the dtype of {unknown[0]}.")
     body = json.dumps({"kind": kind, "version": VERSION, **header}, sort_keys=True)
     entries: dict[str, Any] = {"__metadata__": {_HEADER: f"{_checksum(body, plain):08x} {body}"}}
     order = sorted(plain, key=lambda name: (-plain[name].element_size(), name))  # keeps every tensor aligned
@@ -63,10 +63,10 @@ def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], header: 
 
 
 def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and header of a file that :func:`write_tensors` wrote as this kind.
+    """Read tensors and header of a file that :func:`write_tensors` wrote as this kind.
 
-    DamagedError: it holds something else. A whole file that cannot be read, now or by this version, is an
-    ArtifactError: nothing is wrong with its content.
+    Raises DamagedError for invalid content, and ArtifactError for a file that cannot be read right now or by this
+    version, whose content may be valid.
     """
     try:
         content = read_bytes(path, LARGEST_TENSORS)
@@ -79,11 +79,11 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
         checksum, _, body = index.get("__metadata__", {}).get(_HEADER, "").partition(" ")
         header = parse_json(body or "null")
     except (SafetensorError, LookupError, ValueError, RuntimeError) as error:
-        raise DamagedError(f"{path} cannot be read: {one_line(error)}.") from error
+        raise DamagedError(f"{path} is not a valid tensor file: {one_line(error)}.") from error
     if not isinstance(header, dict) or header.get("kind") != kind:
         raise DamagedError(f"{path} is not a paam {kind} file.")
     if checksum != f"{_checksum(body, tensors):08x}":
-        raise DamagedError(f"{path} is damaged: its content does not match its checksum.")
+        raise DamagedError(f"{path} is corrupt: its content does not match its checksum.")
     if header.get("version") != VERSION:
         raise ArtifactError(f"{path} has version {header.get('version')}; this paam reads version {VERSION}.")
     return tensors, header

@@ -1,4 +1,4 @@
-"""Pruning methods, one file each. Every module of this package registers the method that it describes."""
+"""Pruning methods, one file each. Every module of this package registers its method."""
 
 from __future__ import annotations
 

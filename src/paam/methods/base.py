@@ -1,7 +1,7 @@
-"""What a pruning method is: plain data that says how a network is trained, scored and cut.
+"""A pruning method: plain data that says how a network is trained, scored and pruned.
 
-A method is one file of this package. It hands out the phases that a recipe's epochs are spent in, and its hooks in them
-score, select and tell; the engine provides whatever a phase asks for, and knows no method by its name.
+A method is one file of this package. It returns the phases for a recipe's epochs; their hooks score, select and emit
+events. The engine provides whatever a phase asks for, and knows no method by its name.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from paam.train.phase import Phase
 
 @dataclass(frozen=True)
 class Method:
-    """``name``: as recipes have it (prune.method). ``label``: of a recipe, as tables and reports have it.
+    """``name``: for recipes (prune.method). ``label``: for tables and reports, from a recipe.
 
-    phases  the phases of a recipe, in order; those without an epoch are left out
-    scorer  of a recipe: what learns the scores of its groups; None for methods that compute scores otherwise
-    check   refuses a recipe that the method cannot follow
+    phases  the phases for a recipe, in order; those without epochs are skipped
+    scorer  what learns the scores, for a recipe; None for methods that compute scores otherwise
+    check   raises an error for a recipe that the method does not support
     """
 
     name: str
@@ -35,9 +35,9 @@ _KNOWN: dict[str, Method] = {}
 
 
 def register_method(method: Method) -> Method:
-    """Make a method known by its name, to recipes too. A name is given once."""
+    """Register a method under its name, also for recipes. Names are unique."""
     if _KNOWN.setdefault(method.name, method) is not method:
-        raise RecipeError(f"There is a method '{method.name}' already; give yours another name.")
+        raise RecipeError(f"The method '{method.name}' is already registered; choose another name.")
     return method
 
 
@@ -46,12 +46,12 @@ def known_methods() -> dict[str, Method]:
 
 
 def phases_of(recipe: Recipe) -> tuple[Phase, ...]:
-    """The phases that a recipe's method spends its epochs in."""
+    """The phases of a recipe's method."""
     return find_method(recipe.prune.method).phases(recipe)
 
 
 def find_method(name: str) -> Method:
-    """The method of a name, or the error that names the nearest one."""
+    """The method with this name; an unknown name raises an error with the nearest one."""
     if name not in _KNOWN:
         raise RecipeError(f"There is no method '{name}'.{nearest(name, _KNOWN)}")
     return _KNOWN[name]

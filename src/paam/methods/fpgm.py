@@ -1,4 +1,4 @@
-"""Filters near the geometric median of their layer fall (He et al., CVPR 2019), without its soft loop."""
+"""FPGM: remove filters near the geometric median of their layer (He et al., CVPR 2019), without its soft loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One learnable logit per filter in place of the attention network: the control for what that reads of the weights."""
+"""One learnable logit per filter instead of the attention network: the control for reading the weights."""
 
 from __future__ import annotations
 

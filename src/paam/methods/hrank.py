@@ -1,4 +1,4 @@
-"""Filters whose feature maps have low rank fall (Lin et al., CVPR 2020), in all layers at once."""
+"""HRank: remove filters whose feature maps have low rank (Lin et al., CVPR 2020), in all layers at once."""
 
 from __future__ import annotations
 

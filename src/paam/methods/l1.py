@@ -1,4 +1,4 @@
-"""Filters of small l1 norm fall (Li et al., ICLR 2017): the plainest criterion, and a control in every table."""
+"""Remove filters of small l1 norm (Li et al., ICLR 2017): the simplest criterion, and a baseline in every table."""
 
 from __future__ import annotations
 

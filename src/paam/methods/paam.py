@@ -30,7 +30,7 @@ def phases(recipe: Recipe) -> tuple[Phase, ...]:
 
 
 def emit_scores(engine: Engine) -> None:
-    """Emit the scores that a score phase leaves."""
+    """Emit the scores at the end of a score phase."""
     assert engine.place is not None
     if engine.last_epoch:
         engine.emit(scores_event(engine.pruner.scores(), engine.epoch, engine.place.phase.cycle))
@@ -39,7 +39,7 @@ def emit_scores(engine: Engine) -> None:
 def check(recipe: Recipe) -> None:
     needs_score_epochs(recipe)
     if recipe.prune.scorer == "free":
-        raise RecipeError("prune.scorer: free logits are a method of their own; set prune.method to 'free'.")
+        raise RecipeError("prune.scorer: free logits are a separate method; set prune.method to 'free'.")
 
 
 def scorer(recipe: Recipe) -> MakeScorer:

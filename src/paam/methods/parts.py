@@ -1,4 +1,4 @@
-"""What methods are made of: the phases that most have in common, and hooks that select."""
+"""Building blocks of methods: phases that most of them share, and hooks that select."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from paam.train.events import selection_event
 from paam.train.phase import Hook, Phase
 
 CALIBRATION = 640
-"""Training images that a criterion looks at, as many as its method's authors took (HRank)."""
+"""Training images for a criterion that reads feature maps, as many as in the HRank paper."""
 
 
 def pipeline(recipe: Recipe, *between: Phase) -> tuple[Phase, ...]:
-    """Warm-up of the dense network, what a method does, fine-tune of the small network, and the dense control."""
+    """Warm-up of the dense network, the method's own phases, fine-tune of the small network, and the dense control."""
     schedule = recipe.schedule
     trained_on = sum(phase.epochs for phase in between) + schedule.finetune
     phases = [
@@ -33,13 +33,13 @@ def pipeline(recipe: Recipe, *between: Phase) -> tuple[Phase, ...]:
 
 
 def weight_cycles(recipe: Recipe, criterion: Criterion) -> tuple[Phase, ...]:
-    """Cycles of weight phases, each with a cut by a criterion at its beginning."""
+    """Cycles of weight phases, each with a selection by a criterion at its start."""
     weight = Phase("weight", recipe.schedule.weight, "weight", gates="binary", taught=True, enter=cut_by(criterion))
     return pipeline(recipe, *(dataclasses.replace(weight, cycle=cycle + 1) for cycle in range(recipe.schedule.cycles)))
 
 
 def cut_by(criterion: Criterion | None = None) -> Hook:
-    """Select by a criterion, or by the scores that were learned, and say what the cut costs before weights adapt."""
+    """Select by a criterion or by the learned scores, and emit the accuracy before the weights adapt."""
 
     def cut(engine: Engine) -> None:
         assert engine.place is not None
@@ -57,7 +57,7 @@ def target_of(engine: Engine) -> dict[str, Any]:
 
 
 def calibration(engine: Engine) -> list[Tensor]:
-    """Training images as the epoch under way augments and mixes them: a pure function of seed and epoch."""
+    """Training images, augmented as in the current epoch: a pure function of seed and epoch."""
     batches: list[Tensor] = []
     images = 0
     for inputs, _ in engine.batches.epoch(engine.epoch, 0):
@@ -70,12 +70,12 @@ def calibration(engine: Engine) -> list[Tensor]:
 
 def needs_no_score_epochs(recipe: Recipe) -> None:
     if recipe.schedule.score:
-        raise RecipeError(f"The method '{recipe.prune.method}' learns no scores: set schedule.score to 0.")
+        raise RecipeError(f"The method '{recipe.prune.method}' does not learn scores: set schedule.score to 0.")
 
 
 def needs_score_epochs(recipe: Recipe) -> None:
     if not recipe.schedule.score:
         raise RecipeError(
-            f"The method '{recipe.prune.method}' learns in score phases: set schedule.score to 1 or more, or take a"
-            " method that learns no scores, such as l1."
+            f"The method '{recipe.prune.method}' learns in score phases: set schedule.score to 1 or more, or use a"
+            " method without learned scores, such as l1."
         )

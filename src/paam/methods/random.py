@@ -1,4 +1,4 @@
-"""Random filters fall, the same ones in every cycle: the control for any criterion."""
+"""Remove random filters, the same ones in every cycle: the control for any criterion."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Soft filter pruning (He et al., IJCAI 2018): after every epoch the filters that would fall are set to zero.
+"""Soft filter pruning (He et al., IJCAI 2018): after every epoch the filters to remove are set to zero.
 
-They are trained like all others, so that they may come back; the selection after the last epoch is the one that stays.
+They are trained like all others, so they may recover; the selection after the last epoch is final.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def phases(recipe: Recipe) -> tuple[Phase, ...]:
 
 
 def set_to_zero(engine: Engine) -> None:
-    """Select by l2 norms, and set the filters that fall to zero: of convolutions and linear layers, norms are left."""
+    """Select by l2 norms and zero the other filters in convolutions and linear layers; norms are unchanged."""
     assert engine.place is not None
     selection = engine.pruner.select(criterion=L2, **target_of(engine))
     engine.pruner.zero_closed_filters()

@@ -1,4 +1,4 @@
-"""Networks by name: the CIFAR ones shipped here, or anybody's own as ``module:function``."""
+"""Networks by name: the bundled CIFAR ones, zoo models, or user code as ``module:function``."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MODELS = {
 
 
 def build_model(name: str, *, num_classes: int, in_channels: int) -> nn.Module:
-    """Build a shipped network, one of torchvision or timm, or call ``module:function``.
+    """Build a bundled network, a torchvision or timm model, or call ``module:function``.
 
-    The function is called with those of the two arguments that it takes.
+    The function is called with those of the two arguments that it accepts.
     """
     if name in MODELS:
         return MODELS[name](num_classes=num_classes, in_channels=in_channels)
@@ -37,7 +37,7 @@ def build_model(name: str, *, num_classes: int, in_channels: int) -> nn.Module:
             return ZOOS[zoo](member, num_classes, in_channels)
         except RecipeError:
             raise
-        except Exception as error:  # the zoo's own code, called with what not all of its models take
+        except Exception as error:  # any error of the zoo: not all of its models accept these arguments
             raise RecipeError(
                 f"The model '{name}' could not be built for {num_classes} classes and {in_channels} input channels,"
                 f" {type(error).__name__}: {one_line(error)}."
@@ -45,8 +45,8 @@ def build_model(name: str, *, num_classes: int, in_channels: int) -> nn.Module:
     if ":" not in name:
         hint = nearest(name, MODELS)
         raise RecipeError(
-            f"There is no model '{name}'.{hint} Others are written 'torchvision:resnet50', 'timm:efficientnet_b0',"
-            " or, for your own, 'module:function'."
+            f"There is no model '{name}'.{hint} Other forms: 'torchvision:resnet50', 'timm:efficientnet_b0',"
+            " or 'module:function' for your own."
         )
     factory = _import_factory(name)
     try:
@@ -58,20 +58,20 @@ def build_model(name: str, *, num_classes: int, in_channels: int) -> nn.Module:
     arguments = {key: value for key, value in offered.items() if takes_all or key in accepted}
     try:
         model = factory(**arguments)
-    except (Exception, SystemExit) as error:  # user code: whatever it raises is theirs to read, in one line
+    except (Exception, SystemExit) as error:  # user code can raise anything; report it in one line
         given = ", ".join(f"{key}={value}" for key, value in arguments.items())
         raise RecipeError(
             f"The model '{name}' could not be built, {type(error).__name__}: {one_line(error)};"
-            f" correct the function, which was called with ({given})."
+            f" fix the function, which was called with ({given})."
         ) from error
     if not isinstance(model, nn.Module):
         raise RecipeError(f"'{name}' returned a {type(model).__name__}; it must return a torch.nn.Module.")
     return model
 
 
-def _import_factory(name: str):  # type: ignore[no-untyped-def]  # anything callable that a user has written
+def _import_factory(name: str):  # type: ignore[no-untyped-def]  # any user-defined callable
     module_name, _, attribute = name.partition(":")
-    # A user's model.py beside the recipe they run is importable. Afterwards installed packages come before that folder.
+    # The current folder is importable, for a user's model.py. Installed packages take precedence afterwards.
     sys.path.insert(0, here := str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)

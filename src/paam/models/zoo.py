@@ -1,4 +1,4 @@
-"""Models of torchvision and timm by name, as "torchvision:resnet50" or "timm:efficientnet_b0", with random weights."""
+"""torchvision and timm models by name, such as "torchvision:resnet50" or "timm:efficientnet_b0", without weights."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def from_torchvision(name: str, num_classes: int, in_channels: int) -> nn.Module
     models = _import("torchvision")
     _check_name("torchvision", name, models.list_models())
     if in_channels != 3:
-        raise RecipeError(f"'torchvision:{name}' reads images of 3 channels, not of {in_channels}.")
+        raise RecipeError(f"'torchvision:{name}' takes images of 3 channels, not {in_channels}.")
     builder = models.get_model_builder(name)
-    # Segmentation and detection models would fetch a trained backbone.
+    # Segmentation and detection models would download a pretrained backbone.
     backbone = {"weights_backbone": None} if "weights_backbone" in inspect.signature(builder).parameters else {}
     model: nn.Module = builder(weights=None, num_classes=num_classes, **backbone)
     return model
@@ -37,9 +37,9 @@ ZOOS: dict[str, Callable[[str, int, int], nn.Module]] = {"torchvision": from_tor
 
 
 def import_torchvision() -> Any:
-    """torchvision, also beside a torch that its compiled operators do not fit, such as a CPU-only one.
+    """Import torchvision, even if its compiled operators do not match torch, such as a CPU-only one.
 
-    Its import then fails over two operators that no network here uses. They are declared, without being there.
+    The import then fails because of two operators that no network here uses. Both are only declared.
     """
     try:
         return importlib.import_module("torchvision")
@@ -56,18 +56,18 @@ def import_torchvision() -> Any:
 
 
 _DECLARED: list[torch.library.Library] = []
-"""What is declared lives as long as its library object."""
+"""Keeps the library objects, and so their declarations, alive."""
 
 
 def _import(package: str) -> Any:
     try:
         torchvision = import_torchvision()
         return torchvision.models if package == "torchvision" else importlib.import_module(package)
-    except Exception as error:  # a package that does not fit the installed torch fails in many ways
+    except Exception as error:  # a package that does not match the installed torch can raise anything
         release = torch.__version__.partition("+")[0]
         raise RecipeError(
-            f"Models of {package} need that package, which cannot be imported ({one_line(error)});"
-            f" install one that fits your torch: pip install {package} torch=={release}."
+            f"{package} models need the package {package}, which cannot be imported ({one_line(error)});"
+            f" install one that matches your torch: pip install {package} torch=={release}."
         ) from error
 
 

@@ -45,7 +45,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(name: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """An activation by its name; one that is given stays as it is."""
+    """An activation by its name; a function is returned unchanged."""
     if not isinstance(name, str):
         return name
     if name not in ACTIVATIONS:

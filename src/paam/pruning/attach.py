@@ -1,4 +1,4 @@
-"""The gated network: a model with one gate per group of filters, which shares the model's layers."""
+"""The gated network: one gate per group of filters, with the model's own layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paam.pruning.gates import Gate, Gates
 
 
 class FrozenNorms(nn.Module):
-    """While ``norms_frozen``, train() leaves batch norms in evaluation mode, and spectral norms."""
+    """While ``norms_frozen``, train() leaves batch norms and spectral norms in evaluation mode."""
 
     norms_frozen = False
 
@@ -34,18 +34,18 @@ class FrozenNorms(nn.Module):
 
 
 class GatedModel(FrozenNorms, GraphModel):
-    """The traced network with gates in it."""
+    """The traced graph with gates."""
 
 
 class GatedOwnCode(FrozenNorms):
-    """A model with gates that runs its own code."""
+    """A model with gates that runs its own forward()."""
 
     def __init__(self, traced: Traced, gates: Gates, sites: Mapping[str, tuple[int, int]]) -> None:
-        """``sites``: node name -> number of its gate, its channel axis."""
+        """``sites``: node name -> index of its gate, its channel axis."""
         super().__init__()
         self.own = traced.model
         self.add_module(GATES, gates)
-        self._traced = [traced]  # in a list, so that what it holds does not belong to this module
+        self._traced = [traced]  # in a list, so that it is not registered as a submodule
         self._sites = dict(sites)
         self.train(traced.model.training)
 

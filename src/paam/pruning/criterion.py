@@ -1,4 +1,4 @@
-"""Criteria: how much each filter matters, computed from weights, from feature maps, or by chance."""
+"""Criteria: the importance of each filter, from weights, from feature maps, or at random."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Reads = Literal["weights", "maps", "noise"]
 
 @dataclass(frozen=True)
 class Criterion:
-    """Scores the filters of a group, [F]; those with the smallest fall first.
+    """Scores the filters of a group, [F]; those with the smallest scores are removed first.
 
-    ``score`` takes what the criterion ``reads``:
-    weights  the filters, one per row: [F, N]
-    maps     the feature maps that they make of some images, behind batch norm and activation, where a gate would
-             stand: [images, F, height, width], or without the map behind pooling; scores are averaged over images
-    noise    numbers between 0 and 1 that depend on the seed and the group's name alone: [F]
+    ``score`` is called with what the criterion ``reads``:
+        weights  the filters, one per row: [F, N]
+        maps     their feature maps for some images, after batch norm and activation, at the gate's position:
+                 [images, F, height, width], or [images, F] after global pooling; scores are averaged over images
+        noise    random numbers between 0 and 1 that depend on the seed and the group's name only: [F]
 
-    ``relative``: scores are divided by the largest of their group, so that groups can be compared.
+    ``relative``: divide scores by the largest of their group, to make groups comparable.
     """
 
     name: str
@@ -48,9 +48,9 @@ _KNOWN: dict[str, Criterion] = {}
 
 
 def register_criterion(criterion: Criterion) -> Criterion:
-    """Make a criterion known by its name. A name is given once."""
+    """Register a criterion under its name. Names are unique."""
     if _KNOWN.setdefault(criterion.name, criterion) is not criterion:
-        raise RecipeError(f"There is a criterion '{criterion.name}' already; give yours another name.")
+        raise RecipeError(f"The criterion '{criterion.name}' is already registered; choose another name.")
     return criterion
 
 
@@ -59,8 +59,8 @@ Chosen = str | Criterion | Callable[[Tensor], Tensor]
 
 
 def find_criterion(criterion: Chosen) -> Criterion:
-    """A criterion by its name; one that is given stays as it is, and a function of filter rows [F, N] becomes one."""
-    import paam.pruning.criteria  # noqa: F401 - registers those of the library
+    """A criterion by its name; a Criterion is returned unchanged, and a function of filter rows [F, N] is wrapped."""
+    import paam.pruning.criteria  # noqa: F401 - registers the built-in ones
 
     if isinstance(criterion, Criterion):
         return criterion
@@ -80,8 +80,8 @@ def score_groups(
 ) -> dict[str, Tensor]:
     """Scores of every group, by its name: [width], in float32 at least.
 
-    ``batches``: inputs of the model, for criteria that read maps, and what else comes with them, such as labels.
-    ``masks``: by group, of gates that are closed while maps are made.
+    ``batches``: inputs of the model, for criteria that read maps, possibly with labels and so on.
+    ``masks``: gate masks by group, applied while maps are computed.
     """
     with torch.no_grad():
         if criterion.reads == "maps":
@@ -120,7 +120,7 @@ def _noise(group: Group, seed: int) -> Tensor:
 def _by_maps(
     network: Network, criterion: Criterion, batches: Iterable[Any] | None, masks: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Each batch goes through the model once; a group's scores are the mean over images and over its sites."""
+    """One forward pass per batch; a group's scores are the mean over images and over its sites."""
     sums: dict[str, Tensor] = {}
     images = 0
     for batch in batches or ():
@@ -130,7 +130,7 @@ def _by_maps(
         images += len(inputs[0])
     if not images:
         raise DataError(
-            f"The criterion '{criterion.name}' reads feature maps: give batches of inputs, such as"
+            f"The criterion '{criterion.name}' reads feature maps: pass batches of inputs, such as"
             f" select(..., criterion='{criterion.name}', batches=[images])."
         )
     return {group.name: torch.stack([sums[site] for site in group.sites]).mean(0) / images for group in network.groups}
@@ -139,7 +139,7 @@ def _by_maps(
 def _scores_at_sites(
     network: Network, criterion: Criterion, inputs: Iterable[Any], masks: Mapping[str, Tensor]
 ) -> Mapping[str, Tensor]:
-    """Mean scores over the images of one batch, by the node behind which a gate would stand."""
+    """Mean scores over the images of one batch, by the node after which the gate would be."""
     width = {site: group.width for group in network.groups for site in group.sites}
     gate = {site: masks.get(group.name) for group in network.groups for site in group.sites}
     axes = {op.name: op.axis for op in network.ops}
@@ -149,7 +149,7 @@ def _scores_at_sites(
         maps = value.movedim(axes[node.name], 1)
         parts = torch.split(
             maps, width[node.name], 1
-        )  # a layer that is read in equal parts has several maps per filter
+        )  # a layer whose output is read in equal parts has several maps per filter
         found[node.name] = torch.stack([criterion.score(part) for part in parts]).mean(0)
         return apply_gate(value, gate[node.name], axes[node.name])
 
@@ -157,5 +157,5 @@ def _scores_at_sites(
     with evaluating(model):
         _, missing = run_seen(model, tuple(inputs), {}, traced.leaves, dict.fromkeys(width, read))
     if missing:
-        raise GraphError(f"The model did not reach '{min(missing)}' for a batch, as it did for the example.")
+        raise GraphError(f"The model did not run '{min(missing)}' for a batch, but did for the example.")
     return found

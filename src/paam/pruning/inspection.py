@@ -1,4 +1,4 @@
-"""What paam would do with a network: its layers, its groups of filters, what is left alone and why. Plain data."""
+"""Report how paam would prune a network: its layers, groups of filters, what is skipped and why. Plain data."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from paam.graph.trace import MAP
 class LayerReport:
     """One convolution or linear layer.
 
-    ``macs`` of one sample; None inside of a part that is left alone. ``group``: where its filters are scored, or None;
-    ``note``: why not, or what else is to know.
+    ``macs`` of one sample; None inside a part that is left alone. ``group``: of its filters, or None. ``note``: why it
+    is not gated, or other remarks.
     """
 
     name: str
@@ -33,8 +33,8 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Inspection:
-    """``groups``: name -> width, layers, the residual stream they write into. ``whole``: where channels that were
-    removed are filled in again, because something reads all of them. ``limits``: for which inputs alone this holds."""
+    """``groups``: name -> width, layers, the residual stream they write into. ``whole``: where removed channels are
+    filled in again, because an operation needs all of them. ``limits``: restrictions on inputs."""
 
     params: int
     macs: int
@@ -67,14 +67,14 @@ def inspect(network: Network) -> Inspection:
         elif op is None:
             note = "left alone: forward() never calls it"
         elif isinstance(op.flow, Whole):
-            note = "left alone: it works along the channels"
+            note = "left alone: it needs all channels"
         elif group is None:
-            note = "left alone: its channels are the network's answers"
+            note = "left alone: its channels are outputs of the network"
         elif group.layers[0] != name:
             depthwise = isinstance(op.flow, Mix) and op.flow.depthwise
             note = f"{'depthwise, goes with' if depthwise else 'tied to'} {group.layers[0]}"
         elif op.shared:
-            note = "called more than once, filters in common"
+            note = "called more than once, shares its filters"
         params = cost.params if cost else sum(p.numel() for p in module.parameters())
         filters = int(getattr(module, "out_channels", None) or module.out_features)  # type: ignore[arg-type]
         macs = None if note.endswith("ignore") else cost.macs if cost else 0
@@ -87,7 +87,7 @@ def inspect(network: Network) -> Inspection:
 
 
 def _limits(network: Network) -> tuple[str, ...]:
-    """For which inputs alone the network is what was recorded."""
+    """Restrictions on inputs for which the recording is valid."""
     traced = network.traced
     limits = [f"kept as decided for the example: {decision}" for decision in traced.fixed]
     if traced.one_batch_size:

@@ -1,4 +1,4 @@
-"""Pruner: PAAM around anyone's own training loop.
+"""Pruner: PAAM in your own training loop.
 
 pruner = paam.Pruner(model, example_inputs=x, scorer="kq", penalty=5e-4)
 for cycle in range(10):
@@ -41,26 +41,25 @@ from paam.pruning.state import pruner_state, restore_pruner
 class Pruner:
     """A gated copy of a model (``model``), its scorers, and the phases that train one or the other.
 
-    scorer       what learns scores: "kq", "vanilla", "free", or a function (filters, weights of each) -> paam.Scorer
-    criterion    what gives scores instead, learning nothing: "l1", "l2", "fpgm", "hrank", "random", or a paam.Criterion
+    scorer       learns scores: "kq", "vanilla", "free", or a function (filters, weights per filter) -> paam.Scorer
+    criterion    computes scores instead, without learning: "l1", "l2", "fpgm", "hrank", "random", or a paam.Criterion
     activation   what turns a scorer's output into a score, by name or as a function of tensors
     penalty      lambda, the weight of the scores' l1 norm
-    balance      weight of a layer in the penalty: "area" of its feature maps, "side", "none", or by what falls with a
-                 filter: "macs", "params"
-    placement    where a residual block's last gate stands: behind the "sum", or on the "branch" before it
+    balance      weight of a layer in the penalty: "area" of its feature maps, "side", "none", or the cost that a filter
+                 saves: "macs", "params"
+    placement    position of a residual block's last gate: after the "sum", or on the "branch" before it
     streams      layers that write into one residual stream choose "independent" sets, or are "tied" to one
     dim_ratio    KQ: width of keys and queries over the number of filters
     alpha        KQ: temperature
     score_norm   batch norm in score phases: "eval" (statistics frozen) or "train"
-    ignore       names of modules (or of graph nodes, as refusals name them) to leave alone: nothing in them is
-                 removed, and they read whole values
-    keep_class   leave alone every group without which the small network could not run its class's own code
-    on_decision  what to do where the model decides by the values of tensors: "refuse"; "stop": what follows the first
-                 such decision stays the model's own code, as in detectors; "fix": it stays as for the example
-    score_lr     learning rate of the scorers' own Adam; None takes the scorer's default
-    inplace      train the given model's own parameters instead of a copy's
-    check        compare what was recorded of the model with the model itself, on other weights and sizes, and refuse a
-                 difference
+    ignore       names of modules (or of graph nodes, as in error messages) to skip: nothing in them is removed, and
+                 they get all channels
+    keep_class   do not prune groups that would prevent the small network from running its class's own code
+    on_decision  for models whose control flow depends on tensor values: "refuse"; "stop": leave everything after the
+                 first such decision to the model's own code, as in detectors; "fix": decide as for the example
+    score_lr     learning rate of the scorers' Adam; None for the scorer's default
+    inplace      train the given model's parameters instead of a copy
+    check        compare the recorded graph with the model, on other weights and sizes; a difference is an error
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Pruner:
             **structure,
         )
         if not self.network.groups:
-            raise RecipeError(f"{type(model).__name__} has no layer that could be pruned.")
+            raise RecipeError(f"{type(model).__name__} has no layer that can be pruned.")
 
         def make_gate(layers: list[nn.Module], width: int) -> Gate:
             rows = [filter_rows(layer) for layer in layers]
@@ -125,7 +124,7 @@ class Pruner:
         self.score_lr = own_rate if score_lr is None else score_lr
         learned = self.scorer_parameters()
         self.optimizer = torch.optim.Adam(learned, lr=self.score_lr) if learned else None
-        """The scorers' own optimiser, for score phases; None for scorers that learn nothing."""
+        """The scorers' optimiser, for score phases; None if there are no parameters to learn."""
 
     def scorer_parameters(self) -> list[nn.Parameter]:
         return [p for gate in self.gates.values() for p in gate.parameters()]
@@ -139,24 +138,24 @@ class Pruner:
         batches: Iterable[Any] | None = None,
         seed: int = 0,
     ) -> dict[str, Tensor]:
-        """Current score of every filter, by group, shape [width], detached: those learned, or by a criterion.
+        """Current score of every filter, by group, shape [width], detached: learned, or from a criterion.
 
-        ``batches``: inputs of the model, for criteria that read feature maps, as the gates are now (see gate_mode); of
-        a DataLoader's, labels are left aside. ``seed``: for criteria by chance.
+        ``batches``: inputs of the model, for criteria that read feature maps with the current gates (see gate_mode);
+        labels from a DataLoader are ignored. ``seed``: for random criteria.
         """
         chosen = self.criterion if criterion is None else find_criterion(criterion)
         if chosen is not None:
             closed = {name: gate.mask for name, gate in self.gates.items()} if self.gate_mode == "binary" else None
             return score_groups(self.network, chosen, batches, seed, closed)
         if any(gate.scorer is None for gate in self.gates.values()):
-            raise PaamError("No scores are learned here: give a criterion, for example select('l1', keep_macs=0.5).")
+            raise PaamError("This Pruner learns no scores: give a criterion, for example select('l1', keep_macs=0.5).")
         with torch.no_grad():
             return dict(zip(self.gates, self._all_gates.scores(), strict=True))
 
     def penalty(self) -> Tensor:
         """lambda * sum over groups of balance * l1 norm of the learned scores; differentiable."""
         if self.optimizer is None:
-            raise PaamError("There is no penalty without learned scores: leave it out of the loss.")
+            raise PaamError("There is no penalty without learned scores: remove it from the loss.")
         scores = self._all_gates.scores()
         return self._penalty * torch.dot(torch.cat(scores).abs(), self._all_gates.weights.to(scores[0].dtype))
 
@@ -168,23 +167,23 @@ class Pruner:
         seed: int = 0,
         **target: Any,
     ) -> Selection:
-        """Choose what stays: threshold=, keep_filters=, keep_macs= or keep_params=; round_to= (see paam.Target).
+        """Select filters to keep: threshold=, keep_filters=, keep_macs= or keep_params=; round_to= (see paam.Target).
 
-        By the scores that :meth:`scores` returns for the other arguments.
+        The other arguments are for :meth:`scores`.
         """
         return self.use(select(self.network, self.scores(criterion, batches, seed), Target(**target)))
 
     def use(self, selection: Selection) -> Selection:
-        """Make a selection the current one: binary gates follow it, and compact() applies it."""
+        """Set the current selection, for binary gates and compact()."""
         self._set_masks(self.network.choice(selection.plan))
         self.selection = selection
         return selection
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """Score phase: analog gates; the network's parameters and batch-norm statistics do not move."""
+        """Score phase: analog gates; the network's parameters and batch-norm statistics are frozen."""
         if self.optimizer is None:
-            raise PaamError("A criterion learns nothing: go straight to weighting(...).")
+            raise PaamError("A criterion has nothing to learn: go directly to weighting(...).")
         self._all_gates.hold()
         try:
             with self._phase("analog", train_scorers=True):
@@ -194,10 +193,10 @@ class Pruner:
 
     @contextmanager
     def weighting(self, **target: Any) -> Iterator[None]:
-        """Weight phase: binary gates; scorers do not move. A target selects anew, none keeps the current selection.
+        """Weight phase: binary gates, frozen scorers. A target selects anew; without one the selection is kept.
 
-        Filters whose gate is closed leave the phase as they entered it, whatever momentum or weight decay did to
-        them, so that they are intact if their score brings them back.
+        Filters with closed gates are restored at the end of the phase, so that momentum and weight decay do not
+        change them and they are intact if a later selection keeps them.
         """
         if target:
             self.select(**target)
@@ -219,9 +218,9 @@ class Pruner:
             yield
 
     def compact(self, plan: Plan | None = None, *, check: bool = True) -> nn.Module:
-        """The smaller network, an ordinary module in evaluation-equal function; by default of the last selection.
+        """The small network, an ordinary module with the same evaluation outputs; default: of the last selection.
 
-        ``check``: compare the two first, on other weights and another batch size; a difference is an error.
+        ``check``: compare it with the gated network, on other weights and another batch size; raise on a difference.
         """
         if plan is None:
             if self.selection is None:
@@ -231,13 +230,13 @@ class Pruner:
 
     @property
     def gate_mode(self) -> Mode:
-        """How gates multiply outside of phases as well: "open", "analog" (by scores) or "binary" (by the selection)."""
+        """The gates' mode, also outside of phases: "open", "analog" (scores) or "binary" (the selection)."""
         return self._all_gates.mode
 
     @gate_mode.setter
     def gate_mode(self, mode: Mode) -> None:
         if mode not in get_args(Mode):
-            raise RecipeError(f"gate_mode is one of {', '.join(get_args(Mode))}, not '{mode}'.")
+            raise RecipeError(f"gate_mode must be one of {', '.join(get_args(Mode))} (got '{mode}').")
         self._all_gates.mode = mode
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -245,11 +244,11 @@ class Pruner:
         return pruner_state(self)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what :meth:`state_dict` returned, in a Pruner that was made with the same arguments."""
+        """Load a :meth:`state_dict` into a Pruner that was made with the same arguments."""
         restore_pruner(self, state)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copied or unpickled Pruner records its model anew: graphs do not outlive their process."""
+        """A copied or unpickled Pruner traces its model again: graphs cannot be pickled."""
         traced = self.network.traced
         return {
             "model": traced.model,
@@ -259,7 +258,7 @@ class Pruner:
         }
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
-        with torch.random.fork_rng(devices=[]):  # scorers begin at random, and what they were is put back
+        with torch.random.fork_rng(devices=[]):  # scorers are initialized at random; their state is restored below
             self.__init__(kept["model"], kept["examples"], inplace=True, **kept["options"])  # type: ignore[misc]
         self.load_state_dict(kept["state"])
 
@@ -301,19 +300,19 @@ class Pruner:
             self.gates[name].mask.copy_(torch.from_numpy(mask))
 
     def zero_closed_filters(self) -> None:
-        """Set the weights of filters whose gate is closed to zero; biases and norms are left."""
-        for name, parameter, place in self._closed(lambda group: group.layers):
-            # Of a weight norm the gain alone: the direction of zeros is not a number.
+        """Set the weights of filters with closed gates to zero; biases and norms are unchanged."""
+        for name, parameter, index in self._closed(lambda group: group.layers):
+            # For a weight norm only the gain: a zero direction would give NaN.
             if parameter.dim() > 2 and not name.endswith("original1"):
-                parameter[place] = 0
+                parameter[index] = 0
 
     def _closed_filters(self) -> list[tuple[Tensor, tuple[Tensor, Tensor], Tensor]]:
-        """Copies of everything that belongs to a filter whose gate is closed: (parameter by filter, rows, values)."""
+        """Copies of all values of filters with closed gates: (parameter by filter, rows, values)."""
         closed = self._closed(lambda group: (*group.layers, *group.norms))
-        return [(filters, place, filters[place].clone()) for _, filters, place in closed]
+        return [(filters, index, filters[index].clone()) for _, filters, index in closed]
 
     def _closed(self, layers: Callable[[Group], Iterable[str]]) -> Iterator[tuple[str, Tensor, tuple[Tensor, Tensor]]]:
-        """Parameters of layers, by name, as [groups, filters per group, ...], and where the closed filters are."""
+        """Parameters of layers, by name, as [groups, filters per group, ...], and the indices of closed filters."""
         for group in self.network.groups:
             closed = (self.gates[group.name].mask == 0).nonzero().flatten()
             for layer in layers(group) if len(closed) else ():
@@ -322,6 +321,6 @@ class Pruner:
                     filters = by_filter(module, parameter.detach())
                     parts, rest = divmod(filters.shape[:2].numel(), group.width)
                     if rest:
-                        continue  # of a user's own layer: it belongs to no filter
+                        continue  # a parameter of a user's layer that is not per filter
                     rows = torch.cat([closed + part * group.width for part in range(parts)])
                     yield name, filters, (rows // filters.shape[1], rows % filters.shape[1])

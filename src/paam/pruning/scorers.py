@@ -3,8 +3,8 @@
 Shapes: ``filters_FN`` holds F filters as rows of N = C * K * K weights. Weights are data here: callers detach them, so
 that no gradient reaches the network through its scorer.
 
-What a scorer computes is a plain function of filters and parameters, ``attend``, that also takes a stack of layers of
-one shape (one more axis in front of everything): 55 layers are then scored in a handful of operations.
+A scorer's computation is a pure function of filters and parameters, ``attend``, that also takes a stack of layers of
+the same shape (with one more leading axis): 55 layers are then scored in a handful of operations.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Scorer(nn.Module):
     """One layer's attention network. ``attend`` reads its parameters in the order in which they are registered."""
 
     reads_filters = True
-    """False for scorers that are blind to the weights: they are given none."""
+    """False for scorers that do not read the weights: they get none."""
     default_lr = 1e-3
-    """Rate of Adam that lets scores travel from 1 to 0 within ten score phases."""
+    """Adam's learning rate at which scores can move from 1 to 0 within ten score phases."""
 
     def attend(self, filters_FN: Tensor, *parameters: Tensor) -> Tensor:
         raise NotImplementedError
@@ -35,7 +35,7 @@ class Scorer(nn.Module):
 
 
 class Vanilla(Scorer):
-    """One linear map over all weights of the layer: vec(filters) W, with W of shape (F*N, F), from zero."""
+    """One linear map over all weights of the layer: vec(filters) W, with W of shape (F*N, F), zero at the start."""
 
     default_lr = 1e-6
 
@@ -52,7 +52,7 @@ class KQ(Scorer):
     """Key-query attention averaged over keys: mean_j (Q K^T)_ij / (alpha sqrt(d)), Q = filters W_Q, K = filters W_K.
 
     The mean over keys commutes with both products, so only vectors are ever formed: filters (W_Q (W_K^T mean filter)).
-    W_K starts at zero and W_Q at random: all scores are equal and the gradient is alive from the first step.
+    W_K starts at zero and W_Q at random: all scores are equal, and gradients are nonzero from the first step.
     """
 
     def __init__(self, filters: int, weights: int, *, dim: int | None = None, alpha: float = 1.0) -> None:
@@ -70,7 +70,7 @@ class KQ(Scorer):
 
 
 class Free(Scorer):
-    """One learnable logit per filter, blind to the weights: the control for the two attention networks."""
+    """One learnable logit per filter, independent of the weights: the control for the two attention networks."""
 
     reads_filters = False
     default_lr = 1e-2
@@ -91,13 +91,13 @@ SCORERS: dict[str, Callable[..., Scorer]] = {"vanilla": Vanilla, "kq": KQ, "free
 
 
 def check_scorer(name: str) -> None:
-    """Raise the error that names the nearest scorer when there is none called ``name``."""
+    """Raise an error with the nearest name if there is no scorer ``name``."""
     if name not in SCORERS:
         raise RecipeError(f"There is no scorer '{name}'.{nearest(name, SCORERS)}")
 
 
 def scorer_of(name: str, *, dim_ratio: float = 1.0, alpha: float = 1.0) -> MakeScorer:
-    """What makes scorers of a name. dim_ratio (width of keys and queries over the filters) and alpha are KQ's."""
+    """The factory of scorers for a name. dim_ratio (width of keys and queries over filters) and alpha are for KQ."""
     check_scorer(name)
     if name == "kq":
         return lambda filters, weights: KQ(filters, weights, dim=max(1, round(filters * dim_ratio)), alpha=alpha)

@@ -1,6 +1,6 @@
-"""Scores and a target -> the filters that stay.
+"""Scores and a target -> the filters to keep.
 
-One global order decides: filters fall in the order of their scores, whatever their layer. A target says where to stop.
+One global order decides: filters are removed by ascending score, across layers, until the target is met.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from paam.graph.plan import Plan
 
 @dataclass(frozen=True)
 class Selection:
-    """A plan, the threshold that it amounts to, and its share of the dense network.
+    """A plan, its effective threshold, and its share of the dense network.
 
-    Filters scored below the threshold fall, but for those that a floor, steps of widths or the strongest path keep.
-    None where no score decides between groups (uniform, widths).
+    Filters scored below the threshold are removed, except those kept by a floor, rounding or the strongest path.
+    None if scores do not decide between groups (uniform, widths).
     """
 
     plan: Plan
@@ -45,12 +45,12 @@ class Selection:
 
 
 def check_reachable(network: Network, target: Target) -> None:
-    """Refuse, before any training is spent on it, what scores might not reach. What passes, all scores reach."""
+    """Refuse an unreachable target before training. A target that passes is reachable for any scores."""
     select(network, _equal_scores(network), target)
 
 
 def select(network: Network, scores: Mapping[str, Tensor], target: Target) -> Selection:
-    """Choose the filters that stay. ``scores``: group name -> [width]."""
+    """Choose the filters to keep. ``scores``: group name -> [width]."""
     limited = target.threshold is None and target.widths is None
     order = _within_reach(network, scores, target) if limited else _Order(network, scores, target)
     threshold = target.threshold
@@ -70,11 +70,11 @@ def select(network: Network, scores: Mapping[str, Tensor], target: Target) -> Se
 
 
 def _within_reach(network: Network, scores: Mapping[str, Tensor], target: Target) -> _Order:
-    """The order in which filters fall until the limits are kept.
+    """The order in which filters are removed until the limits are met.
 
-    A budget must not become impossible by what the scores turn out to be. Where their strongest path misses it, that of
-    equal scores stays; and where that misses it, all that equal scores keep last: on a stream the steps and floors of
-    its groups may be filled with different filters, which together are more channels.
+    Whether a budget is reachable must not depend on the scores. If keeping their strongest path misses it, the path
+    for equal scores is kept instead; if that misses it too, everything that equal scores keep last: on a stream,
+    rounding and floors of its groups may keep different filters, which together are more channels.
     """
     order = _Order(network, scores, target)
     if not (missed := _missed(network, order, target)):
@@ -95,28 +95,28 @@ def _widths(network: Network, path: Path) -> dict[str, int]:
 
 
 def _fit_budget(network: Network, order: _Order, target: Target) -> int:
-    """How many filters to remove so that the cost just fits: with one fewer it does not."""
+    """The minimum number of filters to remove so that the cost fits."""
     counts = range(order.removable + 1)
     return bisect_left(counts, True, key=lambda removed: _fits(network, order.choice(removed), target))
 
 
 def _missed(network: Network, order: _Order, target: Target) -> dict[str, float]:
-    """The limits that no selection in this order can keep, and the share that they would have to allow."""
+    """The limits that no selection in this order can meet, and the share that they would have to allow."""
     least = _shares(network, order.choice(order.removable), target)
     return {name: least[name] for name, share in target.limits.items() if least[name] > share + ROUNDING}
 
 
 def _filled(network: Network, order: _Order, target: Target, choice: Choice) -> Choice:
-    """Steps of filters that still fit the budget come back, those of the best removed filters first."""
-    places = range(len(order.groups))
-    best = {place: order.best_removed(place, choice) for place in places}
-    for place in sorted(places, key=lambda place: -best[place]):
-        while best[place] > -np.inf:
-            larger = order.with_one_more_step(place, choice)
+    """Add back steps of filters that still fit the budget, those of the best removed filters first."""
+    indices = range(len(order.groups))
+    best = {index: order.best_removed(index, choice) for index in indices}
+    for index in sorted(indices, key=lambda index: -best[index]):
+        while best[index] > -np.inf:
+            larger = order.with_one_more_step(index, choice)
             if not _fits(network, larger, target):
                 break
             choice = larger
-            best[place] = order.best_removed(place, choice)
+            best[index] = order.best_removed(index, choice)
     return choice
 
 
@@ -126,8 +126,8 @@ def _fits(network: Network, choice: Choice, target: Target) -> bool:
 
 
 def _shares(network: Network, choice: Choice, target: Target) -> dict[str, float]:
-    """What remains of the dense network, by each measure that the target limits."""
-    if target.limits.keys() == {"keep_filters"}:  # counting filters is much cheaper than the cost of what is left
+    """The share that remains of the dense network, by each measure that the target limits."""
+    if target.limits.keys() == {"keep_filters"}:  # counting filters is much cheaper than computing the cost
         kept, total = sum(int(mask.sum()) for mask in choice.values()), sum(len(mask) for mask in choice.values())
         return {"keep_filters": kept / total}
     cost = network.cost(choice)
@@ -135,7 +135,7 @@ def _shares(network: Network, choice: Choice, target: Target) -> dict[str, float
 
 
 ROUNDING = 1e-12
-"""Shares are quotients: 7 of 10 filters may come out above 0.7."""
+"""Shares are quotients: 7 of 10 filters may round to above 0.7."""
 
 
 def _unreachable(name: str, least: float, target: Target) -> TargetError:
@@ -155,9 +155,9 @@ def _equal_scores(network: Network) -> dict[str, Tensor]:
 
 
 class _Order:
-    """All removable filters in one line, lowest score first; those of one path to each output stand outside.
+    """All removable filters in one order, lowest score first, without those of a protected path to each output.
 
-    That is the strongest path of the scores, or other filters that are named.
+    That is the strongest path of the scores, or the given filters.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class _Order:
         target: Target,
         protected: Choice | None = None,
     ) -> None:
-        """``protected``: the filters that stand outside, if not those of the strongest path."""
+        """``protected``: the filters that are never removed; default: those of the strongest path."""
         self.groups = network.groups
         self.round_to, self.floor = target.round_to, target.floor
         self.least = 1 if network.keep_class else 0  # filters of each group
@@ -177,14 +177,14 @@ class _Order:
             protected = {group.name: np.isin(np.arange(group.width), list(path[group.name])) for group in self.groups}
         self.protected = protected
         values, ranks, owners, numbers = [], [], [], []
-        for place, group in enumerate(network.groups):
+        for index, group in enumerate(network.groups):
             score = plain[group.name]
             ascending = np.argsort(score, kind="stable")
             removable = ascending[~protected[group.name][ascending]]
-            # Equal scores fall evenly over the groups: that is also what a uniform target wants.
+            # Filters of equal score are removed evenly over the groups, as a uniform target needs.
             values.append(np.zeros(len(removable)) if target.uniform else score[removable])
             ranks.append(np.arange(len(removable)) / group.width)
-            owners.append(np.full(len(removable), place))
+            owners.append(np.full(len(removable), index))
             numbers.append(removable)
         value = np.concatenate(values)
         line = np.lexsort((np.concatenate(ranks), value))
@@ -198,15 +198,15 @@ class _Order:
         return int(np.searchsorted(self.values, threshold, side="left"))
 
     def threshold(self, removed: int) -> float:
-        """The lowest score of the line that stays when the first ``removed`` fall; above all when none stays."""
+        """The lowest score that is kept when the first ``removed`` are removed; above all scores if none is kept."""
         if removed < self.removable:
             return float(self.values[removed])
         return float(np.nextafter(self.values[-1], np.inf)) if self.removable else 0.0
 
     def choice(self, removed: int) -> Choice:
-        """The filters that stay when the first ``removed`` of the line fall; rounding brings back those that fell last.
+        """The filters to keep when the first ``removed`` are removed; rounding adds back those removed last.
 
-        Removing more never brings a filter back, so that costs can be searched by bisection.
+        Removing more never adds a filter back, so costs can be searched by bisection.
         """
         counts = np.bincount(self.owners[:removed], minlength=len(self.groups))
         choice = {}
@@ -217,24 +217,24 @@ class _Order:
         return choice
 
     def with_widths(self, widths: Mapping[str, int]) -> Choice:
-        """The best filters of each group, so many; those of the strongest path stay in any case."""
-        return {group.name: self._best(place, widths[group.name]) for place, group in enumerate(self.groups)}
+        """The best filters of each group, up to its width; those of the strongest path are always kept."""
+        return {group.name: self._best(index, widths[group.name]) for index, group in enumerate(self.groups)}
 
-    def _best(self, place: int, kept: int) -> NDArray[np.bool_]:
-        width = self.groups[place].width
+    def _best(self, index: int, kept: int) -> NDArray[np.bool_]:
+        width = self.groups[index].width
         mask = np.ones(width, dtype=bool)
-        mask[self.numbers_of[place][: width - kept]] = False
+        mask[self.numbers_of[index][: width - kept]] = False
         return mask
 
-    def best_removed(self, place: int, choice: Choice) -> float:
-        """The highest score among a group's filters that are removed; -inf if all stay."""
-        gone = ~choice[self.groups[place].name]
-        return float(self.scores_of[place][gone].max()) if gone.any() else -math.inf
+    def best_removed(self, index: int, choice: Choice) -> float:
+        """The highest score among a group's removed filters; -inf if none is removed."""
+        gone = ~choice[self.groups[index].name]
+        return float(self.scores_of[index][gone].max()) if gone.any() else -math.inf
 
-    def with_one_more_step(self, place: int, choice: Choice) -> Choice:
-        group = self.groups[place]
+    def with_one_more_step(self, index: int, choice: Choice) -> Choice:
+        group = self.groups[index]
         kept = min(int(choice[group.name].sum()) + self.round_to, group.width)
-        return {**choice, group.name: self._best(place, kept)}
+        return {**choice, group.name: self._best(index, kept)}
 
 
 def _plain(network: Network, scores: Mapping[str, Tensor]) -> dict[str, NDArray[np.float64]]:

@@ -1,4 +1,4 @@
-"""The whole state of a Pruner as a flat table of tensors, which safetensors files can hold as well as torch.save."""
+"""The whole state of a Pruner as a flat dict of tensors, for safetensors or torch.save."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ def pruner_state(pruner: Pruner) -> dict[str, Tensor]:
 
 
 def restore_pruner(pruner: Pruner, state: Mapping[str, Tensor]) -> None:
-    """Put back what :func:`pruner_state` returned, into a Pruner that was made with the same arguments."""
+    """Load a :func:`pruner_state` into a Pruner that was made with the same arguments."""
     facts = _facts(state)
     if facts["fingerprint"] != pruner.network.traced.fingerprint:
         raise ArtifactError(
             f"The state belongs to another architecture (fingerprint {facts['fingerprint']}, this model has"
-            f" {pruner.network.traced.fingerprint}); make the Pruner of the model that it was saved of."
+            f" {pruner.network.traced.fingerprint}); create the Pruner from the same model as when it was saved."
         )
     weights, own = _part(state, MODEL), pruner.model.state_dict()
     differing = sorted(weights.keys() ^ own.keys())
     differing += [name for name in own if name in weights and own[name].shape != weights[name].shape]
     if differing or (pruner.optimizer is not None and len(pruner.optimizer.param_groups) != len(facts["lr"] or ())):
         raise ArtifactError(
-            "The state does not fit this Pruner, which was made with other arguments or has another optimiser"
+            "The state does not match this Pruner, which was made with other arguments or has another optimiser"
             f" ({', '.join(differing[:3]) or 'optimizer'})."
         )
-    remembered = _optimizer_values(state)  # whatever may be refused is refused before anything is written
+    remembered = _optimizer_values(state)  # all checks come before any change
     pruner.model.load_state_dict(weights)
     if pruner.optimizer is not None:
         groups = [
@@ -77,7 +77,7 @@ def _optimizer_values(state: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor
     for name, value in _part(state, OPTIMIZER).items():
         number, _, key = name.partition(".")
         if not number.isdecimal():
-            raise ArtifactError(f"This is not the state of a Pruner: '{OPTIMIZER}{name}' has no place in it.")
+            raise ArtifactError(f"This is not the state of a Pruner: it has an unexpected '{OPTIMIZER}{name}'.")
         values.setdefault(int(number), {})[key] = value.clone()
     return values
 
@@ -91,7 +91,7 @@ def _facts(state: Mapping[str, Tensor]) -> dict[str, Any]:
     except (LookupError, ValueError, TypeError) as error:
         raise ArtifactError("This is not the state of a Pruner: pass what its state_dict() returned.") from error
     if facts["mode"] not in get_args(Mode):
-        raise ArtifactError(f"This is not the state of a Pruner: its gates cannot be '{facts['mode']}'.")
+        raise ArtifactError(f"This is not the state of a Pruner: its gate mode is invalid ('{facts['mode']}').")
     return facts
 
 

@@ -1,4 +1,4 @@
-"""How a run begins: anew in an empty directory, or where its newest checkpoint left it."""
+"""Start a run: fresh in an empty directory, or resumed from its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paam.runs.directory import (
     CHECKPOINTS,
     ENVIRONMENT,
     Changes,
-    begun,
     clear,
     find_changes,
     find_moved_files,
     find_moves,
-    goes_on,
+    has_checkpoints,
+    started_events,
     tidy,
     write_recipe,
 )
@@ -37,35 +37,39 @@ from paam.train.engine import Emit, Engine
 from paam.train.state import restore_engine
 
 PENDING = 2
-"""Checkpoints that a killed run may not have finished writing: one under way, and one that its record is ahead of."""
+"""Checkpoints that a killed run may be missing: one being written, and one that its record is already ahead of."""
 
 
 class Saved(NamedTuple):
-    """What there is to go on from: the newest checkpoint that can be read, sentences on newer ones that cannot."""
+    """What to resume from: the newest readable checkpoint, and messages about newer ones that were skipped."""
 
     state: State | None
     skipped: list[str]
 
 
 def find_saved(job: Job) -> Saved:
-    return Saved(*read_newest_checkpoint(job.out / CHECKPOINTS)) if job.resume and goes_on(job.out) else Saved(None, [])
+    return (
+        Saved(*read_newest_checkpoint(job.out / CHECKPOINTS))
+        if job.resume and has_checkpoints(job.out)
+        else Saved(None, [])
+    )
 
 
 def data_as_before(job: Job, saved: Saved, data: Dataset) -> tuple[Dataset, tuple[str, str] | None]:
-    """The data set, split as the run had it; and what it was and is now, where that differs and is accepted."""
+    """The data set with the run's split; and descriptions of it before and now, if an accepted change was found."""
     if saved.state is None:
         return data, None
     known = str(saved.state[1].get("data"))
     if re.fullmatch("[0-9a-f]{32}", known) is None:
         raise ArtifactError(
-            f"The checkpoints in {job.out} are of an older paam, which did not note the data: they cannot be compared."
-            " Start over with --overwrite."
+            f"The checkpoints in {job.out} were written by an older paam, which did not hash the data, so the data"
+            " cannot be compared. Start over with --overwrite."
         )
     return find_same_data(data, job.out, job.out / CHECKPOINTS, known, accept=job.accept_changed_data)
 
 
 def begin(job: Job, engine: Engine, data: Dataset, manifest: Manifest, emit: Emit) -> int:
-    """Clear the directory and emit the first event; the epoch to begin with."""
+    """Clear the directory and emit the first event. Returns the epoch to start at."""
     if job.resume and _checkpoints_due(job) > PENDING:
         raise ArtifactError(
             f"The checkpoints of the run in {job.out} are missing: restore {job.out / CHECKPOINTS}, or start over with"
@@ -74,7 +78,7 @@ def begin(job: Job, engine: Engine, data: Dataset, manifest: Manifest, emit: Emi
     engine.networks.teacher_state = teacher_state(job.recipe, engine.pruner)
     clear(job.out, job.recipe)
     if job.resume:
-        job.listener.event(Resumed(0, 0, notes=["no checkpoint of this run is on the disk: it begins again"]))
+        job.listener.event(Resumed(0, 0, notes=["no checkpoint was saved yet: the run starts over"]))
     emit(start_event(job, engine.pruner, data, manifest))
     return 0
 
@@ -82,15 +86,15 @@ def begin(job: Job, engine: Engine, data: Dataset, manifest: Manifest, emit: Emi
 def go_on(
     job: Job, engine: Engine, saved: Saved, writer: RecordWriter, other_data: tuple[str, str] | None, emit: Emit
 ) -> int:
-    """Restore the engine, cut the record back to the checkpoint, and say what differs now; the epoch to go on with."""
+    """Restore the engine, truncate the record to the checkpoint and report changes. Returns the epoch to resume at."""
     assert saved.state is not None
     first, step, events = restore(engine, saved.state, job.out)
     tidy(job.out)
     kept, notes = writer.cut_back(events)
     if (start := last(kept, Start)) is not None and _lengths(start.phases) != _lengths(phase_facts(job.phases)):
         raise ArtifactError(
-            f"The run in {job.out} was started with other phases of the method '{job.recipe.prune.method}': resume it"
-            " with the code that it was started with, or give another --out."
+            f"The phases of the method '{job.recipe.prune.method}' have changed since the run in {job.out} was started:"
+            " resume it with the code that it was started with, or give another --out."
         )
     for event in (Resumed(len(kept), first, step, saved.skipped, notes), *kept):
         job.listener.event(event)
@@ -110,12 +114,12 @@ def _lengths(phases: Sequence[PhaseFacts]) -> list[tuple[str, int, int]]:
 
 
 def restore(engine: Engine, saved: State, out: Path) -> tuple[int, int, int]:
-    """Epoch and step to go on with, and how many events of the record come before them."""
+    """Epoch and step to resume at, and the number of record events before them."""
     tensors, header = saved
     try:
         epoch, step, events = (int(header[key]) for key in ("epoch", "step", "events"))
         restore_engine(engine, epoch, tensors, header)
-    except Exception as error:  # a whole file of another network or version fails in as many ways as there are
+    except Exception as error:  # an intact file of another network or version can fail in any way
         if out_of_memory(error) is not None:
             raise
         raise ArtifactError(
@@ -126,13 +130,13 @@ def restore(engine: Engine, saved: State, out: Path) -> tuple[int, int, int]:
 
 
 def _checkpoints_due(job: Job) -> int:
-    """How many checkpoints the epochs of the record that is there should have left."""
-    epochs = [event.epoch for event in of_kind(begun(job.out), Epoch)]
+    """How many checkpoints the epochs in the existing record should have left."""
+    epochs = [event.epoch for event in of_kind(started_events(job.out), Epoch)]
     return sum(job.checkpoint_due(epoch + 1) for epoch in epochs if epoch < job.epochs)
 
 
 def last_good(out: Path) -> str:
-    """Where to go on after a failure, as a sentence."""
+    """How to continue after a failure, as a sentence."""
     with contextlib.suppress(ArtifactError):  # a folder that cannot be listed does not hide that failure
         if checkpoints(out / CHECKPOINTS):
             return (

@@ -1,4 +1,4 @@
-"""Checkpoints: tensors and a header in one file per position, the last two kept, written while training goes on."""
+"""Checkpoints: one file of tensors and a header per position, the last two kept, written in the background."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from paam.train.packing import Packed, pack, unpack
 KIND = "checkpoint"
 KEPT = 2
 DELAY = 0.15
-"""Seconds before a write begins, at most. Right behind a checkpoint an epoch is prepared, and the GPU waits for it."""
+"""Maximum delay in seconds before a write starts: right after a checkpoint the GPU waits for the next epoch's setup."""
 _NAME = re.compile(r"epoch-([0-9]{6,12})-step-([0-9]{6,12})\.safetensors")
 
 Position = tuple[int, int]
-"""Where a run goes on: epoch, and how many steps of it are done."""
+"""Where a run resumes: epoch, and how many of its steps are done."""
 State = tuple[dict[str, Tensor], dict[str, Any]]
 """Tensors, and a header of plain data."""
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time, in a thread that touches no device: training waits for a copy, not for a disk.
+    """Writes one checkpoint at a time in a thread that touches no device: training waits for a copy, not for the disk.
 
-    It begins a moment later, or as soon as it is waited for. ``before`` is called in that thread ahead of every write.
-    A failure surfaces at the next call. Leaving the context waits for the write under way.
+    A write starts after a short delay, or as soon as it is waited for. ``before`` is called in the thread before each
+    write. A failed write raises at the next call. Leaving the context waits for the pending write.
     """
 
     def __init__(self, directory: Path, before: Callable[[], None] = lambda: None) -> None:
@@ -53,13 +53,13 @@ class CheckpointWriter:
         self.wait()
 
     def save(self, position: Position, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-        """Take a copy of a state and begin to write it."""
+        """Copy a state and schedule its write."""
         self.finish()
         self._wanted.clear()
-        # Where checkpoints follow each other closely there must be time left to write them.
+        # If checkpoints follow each other closely, leave enough time to write them.
         now = time.monotonic()
         delay, self._last = min(DELAY, (now - self._last) / 4), now
-        # A daemon: a process that is told to end at once does not wait for a disk.
+        # A daemon thread: a process that must end immediately does not wait for the disk.
         arguments = (position, snapshot(tensors), dict(header), delay)
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
@@ -71,14 +71,14 @@ class CheckpointWriter:
             self._thread = None
 
     def check(self) -> None:
-        """Raise if a write has failed; one that is under way is left to itself."""
+        """Raise if a write has failed; do not wait for a pending one."""
         if self._failure is not None:
             raise ArtifactError(
                 f"{one_line(self._failure)}. Older checkpoints are intact. Fix the problem and rerun with --resume."
             ) from self._failure
 
     def finish(self) -> None:
-        """Wait for the write under way, and raise if it failed."""
+        """Wait for the pending write, and raise if it failed."""
         self.wait()
         self.check()
 
@@ -90,14 +90,14 @@ class CheckpointWriter:
                 make_directory(self.directory)
                 self._made = True
             write_checkpoint(self.directory, position, tensors, header)
-        except Exception as error:  # whatever it is: it is raised again where somebody sees it
+        except Exception as error:  # re-raised in the main thread
             self._failure = error
 
 
 def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in main memory, which training cannot change; from a GPU in one transfer per type, not per tensor.
+    """Copies in host memory, which training cannot change; from a GPU in one transfer per dtype, not per tensor.
 
-    Pinned memory makes that transfer fast; torch keeps it for the next one.
+    Pinned memory makes the transfer fast; torch's allocator caches it for the next one.
     """
     blocks, layout = pack(tensors)
     here = [
@@ -108,7 +108,7 @@ def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_checkpoint(directory: Path, position: Position, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-    """Save the state at a position, then let go of all but the newest."""
+    """Save the state at a position, then delete all but the newest checkpoints."""
     epoch, step = position
     path = directory / f"epoch-{epoch:06d}-step-{step:06d}.safetensors"
     write_tensors(path, KIND, tensors, {"epoch": epoch, "step": step, **header})
@@ -120,10 +120,10 @@ def write_checkpoint(directory: Path, position: Position, tensors: dict[str, Ten
 
 
 def read_newest_checkpoint(directory: Path) -> tuple[State | None, list[str]]:
-    """The newest whole checkpoint (None when there is none at all), and why newer ones were skipped.
+    """The newest valid checkpoint (None if there are no checkpoints), and why newer ones were skipped.
 
-    Those are damaged, and renamed, so that they never count among the last two. One that merely cannot be read now is
-    left as it is, and nothing is begun that would take its place.
+    Skipped ones are corrupt; they are renamed, so that they never count among the last two. One that merely cannot be
+    read right now is left alone, and the run is not resumed from an older one, which would replace it.
     """
     problems: dict[Path, str] = {}
     for path in checkpoints(directory):
@@ -134,16 +134,16 @@ def read_newest_checkpoint(directory: Path) -> tuple[State | None, list[str]]:
             continue
         except ArtifactError as error:
             raise ArtifactError(
-                f"{error} Nothing was changed; try again. If that stays so, move the file elsewhere: --resume then goes"
-                " on from the one before it."
+                f"{error} Nothing was changed; try again. If the error persists, move the file elsewhere: --resume then"
+                " uses the checkpoint before it."
             ) from error
         if (header.get("epoch"), header.get("step")) == _position(path):
             _put_aside(list(problems))
             return (tensors, header), list(problems.values())
-        problems[path] = f"{path} does not belong to its name."
+        problems[path] = f"{path} is not the checkpoint that its name says."
     if problems:
         told = " ".join(problems.values())
-        raise ArtifactError(f"No checkpoint can be used. {told} Start over with --overwrite.")
+        raise ArtifactError(f"No checkpoint is usable. {told} Start over with --overwrite.")
     return None, []
 
 

@@ -1,4 +1,4 @@
-"""The run directory: whose it is, how it is made anew, and with which changes to its recipe a run may go on."""
+"""The run directory: check it, create or overwrite it, and decide which recipe changes a resumed run may have."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from paam.runs.record import (
 )
 
 DENSE_FILE = "dense.safetensors"
-"""The network as warm-up left it."""
+"""The network after warm-up."""
 CONTROL_FILE = "control.safetensors"
 """The dense control, trained for as long as the pruned network."""
 CHECKPOINTS = "checkpoints"
@@ -46,14 +46,14 @@ REPLACED = "replaced"
 """The one event of a record whose run is being overwritten."""
 
 FILES = ("data.directory", "model.weights", "distill.teacher", "target.widths")
-"""Keys of a recipe that name files; those may lie elsewhere when a run goes on."""
+"""Recipe keys that name files; the files may have moved when a run is resumed."""
 ENVIRONMENT = "environment."
 Changes = dict[str, tuple[Any, Any]]
-"""Key of the recipe, or "environment." and what a run depends on -> before, now."""
+"""Recipe key, or "environment." plus a fact about the machine -> before, now."""
 
 
 def check_directory(out: Path, *, resume: bool, overwrite: bool) -> None:
-    """Refuse a directory that a run may not begin, go on or start over in."""
+    """Refuse a directory in which a run may not be started, resumed or overwritten."""
     if resume and overwrite:
         raise ArtifactError("--resume and --overwrite contradict each other; give one of them.")
     check_name(out)
@@ -63,7 +63,7 @@ def check_directory(out: Path, *, resume: bool, overwrite: bool) -> None:
         names = _names(out) if out.is_dir() else set()
     except OSError as error:
         raise ArtifactError(f"{out} cannot be a run directory: {error.strerror}; choose another --out.") from error
-    locked = LOCK_FILE in names  # a run that was killed before it wrote anything else
+    locked = LOCK_FILE in names  # a run killed before it wrote anything else
     names -= {LOCK_FILE}
     if names and not (resume or overwrite):
         raise ArtifactError(
@@ -73,33 +73,33 @@ def check_directory(out: Path, *, resume: bool, overwrite: bool) -> None:
     if resume and not locked and RECORD_FILE not in names:
         raise ArtifactError(f"There is no run in {out} to resume; start it without --resume.")
     if not names <= OWN_FILES and not (out / RECORD_FILE).is_file():
-        raise ArtifactError(f"The directory {out} holds something else than a run; choose another --out.")
+        raise ArtifactError(f"The directory {out} is not a run directory (no {RECORD_FILE}); choose another --out.")
     for folder in (out / CHECKPOINTS, out / TENSORBOARD):
         if folder.is_symlink():
             raise ArtifactError(
-                f"{folder} is a link, and nothing is written or removed through one; move what it names into its place."
+                f"{folder} is a link, and paam does not write or delete through links; replace it with a folder."
             )
 
 
 def never_began(out: Path) -> bool:
-    """Whether a directory holds no more than a run leaves that was killed before its first event."""
-    return _names(out) <= {LOCK_FILE, RECIPE_FILE, RECORD_FILE} and not begun(out)
+    """Whether a directory holds only what a run killed before its first event leaves."""
+    return _names(out) <= {LOCK_FILE, RECIPE_FILE, RECORD_FILE} and not started_events(out)
 
 
 def _names(out: Path) -> set[str]:
-    """What lies in a directory, without what a killed process left half written."""
+    """Names in a directory, without partial files of killed processes."""
     return {path.name for path in out.iterdir()} - {path.name for path in half_written(out)}
 
 
 def half_written(out: Path) -> list[Path]:
-    """Files of a run directory that a process is writing, or was when it was killed; not those of checkpoints."""
+    """Temporary files in a run directory, of a live or killed process; without those of checkpoints."""
     return left_half_written(out, OWN_FILES.__contains__)
 
 
-def begun(out: Path) -> list[Event]:
-    """The events of a run that has started here, up to the first damage in its record.
+def started_events(out: Path) -> list[Event]:
+    """The events of the run in a directory, up to the first corrupt line of its record.
 
-    Empty where there is none, or it was killed before its first event, or while it took the place of another.
+    Empty if there is no run, or if it was killed before its first event or while it was overwriting another run.
     """
     if not (out / RECORD_FILE).is_file():
         return []
@@ -112,8 +112,8 @@ def begun(out: Path) -> list[Event]:
     return events_of(entries)
 
 
-def goes_on(out: Path) -> bool:
-    """Whether there are checkpoints for a resumed run: not those of a run that was being overwritten."""
+def has_checkpoints(out: Path) -> bool:
+    """Whether there are checkpoints to resume from; those of a run that was being overwritten do not count."""
     record = out / RECORD_FILE
     replaced = record.is_file() and _is_replaced(read_until_damage(record)[0])
     return bool(checkpoints(out / CHECKPOINTS)) and not replaced
@@ -124,22 +124,22 @@ def _is_replaced(entries: list[Entry]) -> bool:
 
 
 def clear(out: Path, recipe: Recipe) -> None:
-    """A run directory with nothing but the recipe, and a record that is to be replaced; what is not paam's stays.
+    """Reset a run directory to the recipe and a placeholder record; files that are not paam's stay.
 
-    The record is what tells a run from a folder of somebody's, so that there always is one: first it says that this run
-    is being replaced, in the end the new run's first event takes its place. Checkpoints of the old run are gone from
-    the disk before that, or a power cut could bring them back into the new one.
+    The record identifies a run directory, so there always is one: first it says that this run is being overwritten,
+    then the new run's first event replaces it. The old run's checkpoints are deleted from the disk before that, or
+    a power failure could bring them back into the new run.
     """
     record, folder = out / RECORD_FILE, out / CHECKPOINTS
     command = None
     if record.exists():
-        with contextlib.suppress(ArtifactError):  # unreadable: a reason to replace it
+        with contextlib.suppress(ArtifactError):  # unreadable: overwrite it anyway
             command = next((entry.line.get("command") for entry in read_until_damage(record)[0]), None)
         marker = {"event": REPLACED, "version": VERSION, "command": command}
         write_atomically(record, f"{json.dumps(marker)}\n".encode())
     try:
         boards = (out / TENSORBOARD).glob("events.out.tfevents.*")
-        exported = [out / name for name in EXPORTS.values()]  # of the network that is being replaced
+        exported = [out / name for name in EXPORTS.values()]  # of the network that is being overwritten
         unreadable = folder.glob("epoch-*.unreadable")
         replaced = [out / name for name in WRITTEN if name != RECORD_FILE]
         for path in (*checkpoints(folder), *unreadable, *replaced, *boards, *exported, *manifests(folder)):
@@ -147,13 +147,13 @@ def clear(out: Path, recipe: Recipe) -> None:
         if folder.is_dir():
             sync_directory(folder)
     except OSError as error:
-        raise ArtifactError(f"The run directory {out} cannot be made: {reason(error)}.") from error
+        raise ArtifactError(f"The run directory {out} cannot be created: {reason(error)}.") from error
     tidy(out)
     write_recipe(out, recipe)
 
 
 def tidy(out: Path) -> None:
-    """Remove what killed processes left half written, and the log of a failure; only the holder of the lock may."""
+    """Remove partial files of killed processes and the log of a failure. Call only while holding the lock."""
     try:
         (out / LOG_FILE).unlink(missing_ok=True)
         remove_left(out, OWN_FILES.__contains__)
@@ -168,9 +168,9 @@ def write_recipe(out: Path, recipe: Recipe) -> None:
 
 
 def portable(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain data, without where files lie: a begun run has what was in them, or finds them elsewhere.
+    """The recipe as plain data without file locations, which may change: a started run has the content already.
 
-    Of weights and a teacher of one's own it has that there are some; of widths, a name for what they say.
+    For the user's weights and teacher it only says whether they are set; for widths it has a hash of the plan.
     """
     tree: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
     del tree["data"]["directory"], tree["data"]["workers"]
@@ -184,17 +184,17 @@ def portable(recipe: Recipe) -> dict[str, Any]:
 
 
 def find_moved_files(out: Path, recipe: Recipe) -> Changes:
-    """Files that a run was given and now finds elsewhere, by the recipe that lies in its directory."""
+    """Files that have moved since the run was started, compared with the recipe in its directory."""
     try:
         before = load_recipe(str(out / RECIPE_FILE))
-    except PaamError:  # somebody's own edit of it is nothing that a run depends on
+    except PaamError:  # edited by the user; a run does not depend on this copy
         return {}
     paths = {key: (attrgetter(key)(before), attrgetter(key)(recipe)) for key in FILES}
     return {f"{ENVIRONMENT}{key}": pair for key, pair in paths.items() if pair[0] != pair[1]}
 
 
 def find_changes(out: Path, events: list[Event], recipe: Recipe, seed: int) -> Changes:
-    """How a recipe differs from the one that the run in ``out`` has followed so far; what may not change is refused."""
+    """Differences between a recipe and the one that the run in ``out`` used so far; forbidden changes raise."""
     start = of_kind(events, Start)[0]
     later = [pair for event in of_kind(events, Changed) for pair in event.changes.items()]
     recipe_keys = {key: now for key, (_, now) in later if not key.startswith(ENVIRONMENT)}
@@ -207,17 +207,17 @@ def find_changes(out: Path, events: list[Event], recipe: Recipe, seed: int) -> C
         refused.insert(0, f"seed = {start.seed!r}")
     if refused:
         raise ArtifactError(
-            f"The run in {out} was started with another recipe or seed ({', '.join(refused)}); continue with those,"
+            f"The run in {out} was started with another recipe or seed ({', '.join(refused)}); resume with those,"
             " or give another --out. Only the optimisers' settings, prune.penalty, data.batch_size,"
-            " [train] and where files lie may change on the way."
+            " [train] and file locations may change on resume."
         )
     if changes and of_kind(events, End):
-        raise ArtifactError(f"The run in {out} is finished; {', '.join(changes)} cannot change any more.")
+        raise ArtifactError(f"The run in {out} is finished; {', '.join(changes)} can no longer change.")
     return changes
 
 
 def find_moves(events: list[Event], now: dict[str, str]) -> Changes:
-    """How the machine and the versions differ from those that the run has had so far."""
+    """Differences in machine and versions from those that the run used so far."""
     had = {key: getattr(of_kind(events, Start)[0], key) for key in now}
     for event in of_kind(events, Changed):
         moved = {key.removeprefix(ENVIRONMENT): pair[1] for key, pair in event.changes.items()}
@@ -226,10 +226,10 @@ def find_moves(events: list[Event], now: dict[str, str]) -> Changes:
 
 
 def may_change(key: str) -> bool:
-    """Whether a key of the recipe may change on the way: how the network is trained, not what it is or becomes."""
+    """Whether a recipe key may change on resume: how the network is trained, not what it is or is pruned to."""
     section, _, name = key.partition(".")
     if isinstance(getattr(Recipe(), section, None), OptimizerSettings):
-        return name != "optimizer"  # the state of one is of no use to another
+        return name != "optimizer"  # its state does not fit another optimiser
     return section in ("description", "train") or key in ("prune.penalty", "data.batch_size")
 
 

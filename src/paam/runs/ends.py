@@ -1,4 +1,4 @@
-"""What a record begins and ends with: where a run comes from, and what came out of it."""
+"""The first and the last event of a record: origin and result of a run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def start_event(job: Job, pruner: Pruner, data: Dataset, manifest: Manifest) -> 
 
 
 def finish(job: Job, engine: Engine, test: EvaluationBatches, images: Tensor, emit: Emit) -> None:
-    """Measure what came out, write the artifacts, and close the record. Asked to stop, it does so on the way."""
+    """Measure the result, write the artifacts, and close the record. Can be stopped in between."""
     small = engine.result()
     dense = engine.networks.dense() if engine.networks.control is None else engine.networks.control
     plan = engine.selected().plan
@@ -68,7 +68,7 @@ def finish(job: Job, engine: Engine, test: EvaluationBatches, images: Tensor, em
     results: list[Outcome] = []
     for name, model in (("dense", dense), ("pruned", small)):
         if job.listener.stop():
-            raise StoppedError("Stopped while the result was measured; all that was trained is saved.")
+            raise StoppedError("Stopped while measuring the result; all training is saved.")
         counted = count(model, images[:1])
         outcome = Outcome(
             accuracy=accuracy(model, test),
@@ -84,7 +84,7 @@ def finish(job: Job, engine: Engine, test: EvaluationBatches, images: Tensor, em
 
 
 def _trained(engine: Engine) -> str:
-    """How long the dense network was trained that the pruned one is measured against."""
+    """How long the dense baseline of the pruned network was trained."""
     if engine.networks.control is not None:
         return "as long"
     return "warm-up" if any(phase.makes_dense for phase in engine.phases) else "as given"

@@ -1,4 +1,4 @@
-"""Hardware, versions and commit: what a number depends on besides its recipe and its data."""
+"""Hardware, versions and commit: what a result depends on besides recipe and data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def environment(device: str) -> dict[str, str]:
-    """Hardware and versions that a number depends on."""
+    """Hardware and versions that a result depends on."""
     hardware = torch.cuda.get_device_name(device) if device.startswith("cuda") else _cpu_name()
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     return {"hardware": hardware, **versions, "commit": _commit()}
@@ -27,9 +27,9 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str:
-    """Commit of the source tree that paam runs from, with + when it has changes; "unknown" when installed elsewhere.
+    """Commit of the source tree that paam runs from, with + if it is dirty; "unknown" if paam is not in a git tree.
 
-    A copy of the tree on a machine without git is told its commit through PAAM_COMMIT.
+    For a copy of the tree on a machine without git, set the commit in PAAM_COMMIT.
     """
     if given := os.environ.get("PAAM_COMMIT"):
         return given

@@ -1,4 +1,4 @@
-"""What ends a run although nobody meant to: as one sentence, with the traceback in a file beside the record."""
+"""Unexpected failures of a run: one sentence for the user, and the traceback in a log next to the record."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from paam.files.durable import write_atomically
 
 LOG_FILE = "failed.log"
 LONGEST = 300
-"""Characters of a foreign error that are told; the log has all of them."""
+"""Characters quoted of an error that is not paam's; the log has the full text."""
 _NO_MEMORY = re.compile(
     "DefaultCPUAllocator: can't allocate|_STATUS_ALLOC_FAILED|CUDA error: out of memory|backend out of memory"
 )
-"""How torch says it where it raises a plain RuntimeError."""
+"""Out-of-memory messages of torch where it raises a plain RuntimeError."""
 
 
 @contextlib.contextmanager
 def foreseen_failures(device: str) -> Iterator[None]:
-    """Before a run has begun: what lack of memory and sys.exit() would leave without a word is told as one."""
+    """Before a run has started: turn out of memory and sys.exit() into a FailedError."""
     try:
         yield
     except PaamError:
@@ -39,9 +39,9 @@ def foreseen_failures(device: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def all_failures(out: Path, where: Callable[[], str], device: str, batch: Callable[[], int]) -> Iterator[None]:
-    """Whatever ends training is a PaamError outside; ``where``: how far it was. Its traceback goes to a log.
+    """Turn any exception that ends training into a PaamError, with the traceback in a log.
 
-    ``batch``: images in the step that was under way; 0 outside of steps.
+    ``where``: how far training was. ``batch``: images in the current step; 0 outside of steps.
     """
     try:
         yield
@@ -54,7 +54,7 @@ def all_failures(out: Path, where: Callable[[], str], device: str, batch: Callab
 
 
 def out_of_memory(error: BaseException) -> BaseException | None:
-    """The lack of memory behind an error: what is raised on the way out of it may hide it."""
+    """The out-of-memory error that caused an error, which may be raised while handling it."""
     seen: set[int] = set()
     found: BaseException | None = error
     while found is not None and id(found) not in seen:
@@ -73,10 +73,10 @@ def _told(error: BaseException, where: str, device: str) -> str:
     if (lack := out_of_memory(error)) is not None:
         main = isinstance(lack, MemoryError | OSError) or "DefaultCPUAllocator" in one_line(lack)
         wanted = re.search(r"tried to allocate ([\d.]+ \w+)", one_line(lack), re.IGNORECASE)
-        amount = f" ({wanted[1]} more were asked for)" if wanted else ""
+        amount = f" (tried to allocate {wanted[1]})" if wanted else ""
         return f"Out of {'main memory' if main else f'memory on {device}'} {where}{amount}."
     if isinstance(error, SystemExit):
-        return f"The model's code called sys.exit({error.code!r}) {where}; that must not end a run."
+        return f"The model's code called sys.exit({error.code!r}) {where}; remove that call."
     said = textwrap.shorten(one_line(error), LONGEST, placeholder=" ...")
     name = type(error).__name__
     return f"Training failed {where}, {name}{'' if said == name else f': {said}'}."
@@ -86,8 +86,8 @@ def _advice(error: BaseException, batch: int) -> str:
     if out_of_memory(error) is None:
         return ""
     if batch > 1:
-        return f" A smaller batch needs less (data.batch_size, {batch} now)."
-    return " Free some, or take another device; smaller images (data.image_size) or a smaller network need less."
+        return f" Use a smaller batch (data.batch_size, now {batch})."
+    return " Free memory or use another device, smaller images (data.image_size) or a smaller network."
 
 
 def _logged(error: BaseException, log: Path) -> str:

@@ -1,4 +1,4 @@
-"""A finished run, read again: its recipe, its record, the dense architecture and the pruned network."""
+"""Load a finished run: its recipe, its record, the dense architecture and the pruned network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paam.runs.record import RECIPE_FILE, RECORD_FILE, read_events
 
 @dataclass(frozen=True, eq=False)
 class FinishedRun:
-    """``dense`` has the architecture that the run began with, with fresh weights; ``small`` is what came out of it."""
+    """``dense`` is the original architecture with fresh weights; ``small`` is the pruned network."""
 
     recipe: Recipe
     start: Start
@@ -29,13 +29,13 @@ class FinishedRun:
     small: nn.Module
 
     def example(self, batch: int, device: str = "cpu") -> Tensor:
-        """A batch of random images of the size that the network was traced with."""
+        """A batch of random images of the size used for tracing."""
         generator = torch.Generator().manual_seed(0)
         return torch.randn(batch, *self.plan.inputs[0][1:], generator=generator).to(device)
 
 
 def open_run(directory: Path, *, trust_code: bool = False) -> FinishedRun:
-    """Read a finished run. No training data are needed. ``trust_code``: run the code that its recipe may name."""
+    """Load a finished run. Needs no training data. ``trust_code``: allow running code that its recipe names."""
     if not (directory / RECORD_FILE).is_file():
         raise ArtifactError(f"{directory} is not a run directory (no {RECORD_FILE}).")
     events = read_events(directory / RECORD_FILE)

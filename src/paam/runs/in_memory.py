@@ -1,4 +1,4 @@
-"""paam.prune: the whole method in one call, on the user's own loaders."""
+"""paam.prune: the whole method in one call, on the user's loaders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from paam.train.phase import total_epochs
 
 
 class Loader(Protocol):
-    """Anything like a DataLoader: batches of (images, labels), and how many."""
+    """Anything like a DataLoader: batches of (images, labels), with a length."""
 
     def __iter__(self) -> Iterator[Any]: ...
 
@@ -50,7 +50,7 @@ class Pruned:
 
 @dataclass
 class _LoaderBatches:
-    """A loader as the engine wants it: the loader itself decides how epochs differ."""
+    """Adapts a loader to the engine; shuffling is up to the loader."""
 
     loader: Loader
     device: str
@@ -69,7 +69,7 @@ def _moved(batches: Iterable[Any], device: str) -> Iterator[tuple[Tensor, Tensor
 
 
 def _check_labels(model: nn.Module, image: Tensor, labels: Tensor) -> None:
-    """Of the first batch: torch has no words for a label beyond the outputs, and a GPU is lost by it."""
+    """Check the first batch: for a label out of range torch has no clear error, and a GPU's context is lost."""
     with evaluating(model), torch.no_grad():
         outputs = model(image)
     if isinstance(outputs, Tensor) and not labels.is_floating_point() and int(labels.max()) >= outputs.shape[1]:
@@ -97,17 +97,17 @@ def prune(
 ) -> Pruned:
     """Train, prune and fine-tune a classifier. ``model`` is copied, not changed.
 
-    train, val: batches of images and labels. One target (or the recipe's own), as a share of the dense network that
-    may remain, or a threshold on scores; MACs and parameters may be limited together. ``round_to``: widths in steps
-    of so many filters. What else shapes the recipe's target (floor, uniform) stays.
+    train, val: batches of images and labels. Give one target (default: the recipe's): the share of the dense network
+    to keep, or a threshold on scores; keep_macs and keep_params may be combined. ``round_to``: round widths to a
+    multiple of this. The recipe's other target settings (floor, uniform) still apply.
     ``schedule``: epochs of each phase; start with ``Schedule(warmup=0, ...)`` from a trained network. ``recipe``:
-    everything else (optimisers, scorer, penalty, ...). ``on_event`` is called with every event as it happens: those of
-    ``Pruned.history``.
+    everything else (optimisers, scorer, penalty, ...). ``on_event`` is called with every event as it happens; the
+    same events are in ``Pruned.history``.
     """
     asked = {"threshold": threshold, "keep_filters": keep_filters, "keep_macs": keep_macs, "keep_params": keep_params}
     limits: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if recipe is None and not limits:
-        raise TargetError("Give a target, for example keep_macs=0.5, or a recipe that has one.")
+        raise TargetError("No target given: pass one, for example keep_macs=0.5, or a recipe that has one.")
     recipe = recipe or Recipe()
     shape = {key: getattr(recipe.target, key) for key in MODIFIERS} | (
         {} if round_to is None else {"round_to": round_to}
@@ -115,7 +115,7 @@ def prune(
     target = Target(**limits, **shape) if limits else dataclasses.replace(recipe.target, **shape)
     recipe = dataclasses.replace(recipe, target=target, schedule=schedule or recipe.schedule)
     if not hasattr(train, "__len__"):
-        raise DataError("The training loader must know its length, as a DataLoader or a list of batches does.")
+        raise DataError("The training loader has no length; pass a DataLoader or a list of batches.")
     check_recipe(recipe)
     device = find_device(device)
     first = next(iter(train), None)

@@ -1,4 +1,4 @@
-"""What is asked of a run, as plain data that its parts pass on."""
+"""The request for a run, as plain data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paam.train.phase import Phase, place_of, total_epochs
 
 @dataclass(frozen=True)
 class Listener:
-    """Who hears of a run: of every event, and of each step (number, how many); and who may stop it after a step."""
+    """Callbacks of a run: for every event, for each step (step, steps), and to stop it after a step."""
 
     event: Callable[[Event], None] = lambda event: None
     step: Callable[[int, int], None] = lambda step, steps: None
@@ -24,7 +24,7 @@ class Listener:
 
 @dataclass(frozen=True)
 class Job:
-    """A recipe, where its run lies, and how it is begun. ``command``: what repeats it."""
+    """A recipe, its run directory, and how to start the run. ``command``: the command line that reproduces it."""
 
     recipe: Recipe
     out: Path
@@ -49,6 +49,6 @@ class Job:
         return self.device.startswith("cuda")
 
     def checkpoint_due(self, following: int) -> bool:
-        """Whether a checkpoint stands before the ``following`` epoch."""
+        """Whether a checkpoint is due before the ``following`` epoch."""
         ends_phase = following == self.epochs or place_of(self.phases, following).first
         return ends_phase or following % self.recipe.train.checkpoint_every == 0

@@ -1,7 +1,7 @@
-"""A process that ends with the one that started it, however that one ends, a kill -9 included.
+"""End a process when its parent ends, even by kill -9.
 
-Its standard input is a pipe that nobody writes to: the system closes it when the last process that holds the other end
-is gone. All of POSIX has that; asking for a signal at a parent's death is Linux's alone.
+The child's standard input is a pipe that nobody writes to: the OS closes it when the last process that holds the other
+end is gone. That is POSIX; a signal at the parent's death (PR_SET_PDEATHSIG) exists on Linux only.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ VARIABLE = "PAAM_ENDS_WITH_STDIN"
 
 
 def leashed(environment: dict[str, str]) -> dict[str, str]:
-    """The environment of a process that is to look out for the end of its standard input."""
+    """Environment for a child process that must watch for the end of its standard input."""
     return {**environment, VARIABLE: "1"}
 
 
-def when_let_go(then: Callable[[], object]) -> None:
-    """Call ``then``, in another thread, once the process that started this one is gone; never where none said so."""
-    if os.environ.pop(VARIABLE, None) is None:  # not for the processes that this one starts
+def when_orphaned(then: Callable[[], object]) -> None:
+    """Call ``then``, in another thread, when the parent process is gone; does nothing outside of :func:`leashed`."""
+    if os.environ.pop(VARIABLE, None) is None:  # not inherited by this process's children
         return
     leash = os.dup(0)
     nowhere = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nowhere, 0)  # who asks for input gets none, as ever in runs of a sweep
+    os.dup2(nowhere, 0)  # reads of standard input get EOF, as always in runs of a sweep
     os.close(nowhere)
 
     def watch() -> None:

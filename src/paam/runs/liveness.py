@@ -1,4 +1,4 @@
-"""Whether the process of a run is still at work: by its lock where it holds one, by its silence otherwise."""
+"""Whether the process of a run is still alive: by its lock if there is one, otherwise by its last write."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from paam.runs.progress import PROGRESS_FILE
 from paam.runs.record import LOCK_FILE, record_in
 
 SILENCE = 60.0
-"""Seconds without a sign of life after which a run seems to have stopped; more where its epochs are longer."""
+"""Seconds without a write after which a run seems to have stopped; more if its epochs are longer."""
 FRESH = 5.0
-"""Seconds for which a sign of life needs no second look, so that nobody tries the lock of a run that just begins."""
+"""Seconds after a write in which the lock is not tried, so that a run that is just starting can take it."""
 
 
 Life = Literal["alive", "silent", "gone"]
 
 
 def life(run: Path, longest_epoch: float, silence: float, grace: float = FRESH) -> Life:
-    """ "gone": nobody holds its lock. "silent": nobody knows, and it has written nothing for long.
+    """ "gone": no process holds its lock. "silent": unknown, but it has not written for a long time.
 
-    Within ``grace`` seconds of a sign of life nothing else is asked; 0: a lock, where there is one, decides alone.
-    Measuring takes a while without a sign of life: three times the longest epoch, in seconds, is enough for it.
+    Within ``grace`` seconds after a write the lock is not tried; with 0 the lock alone decides, if there is one.
+    Measuring the result writes nothing for a while: three times the longest epoch, in seconds, is enough for it.
     """
     if grace and silence < grace:
         return "alive"
@@ -36,14 +36,14 @@ def life(run: Path, longest_epoch: float, silence: float, grace: float = FRESH) 
 
 
 def silent_for(run: Path) -> float:
-    """Seconds since a run wrote its record or its progress; 0 where a clock says that this is still to come."""
+    """Seconds since a run wrote its record or its progress; 0 if the clock says that this is in the future."""
     return max(time.time() - _last_sign(run), 0.0)
 
 
 class Silence:
-    """How long a run that is watched has written nothing, by a clock that nobody can set.
+    """Time since the last write of a watched run, by a monotonic clock.
 
-    Only what was written before the first look is aged by the clock of the day.
+    Only the age of what was written before the first look depends on the wall clock.
     """
 
     def __init__(self, run: Path) -> None:
@@ -58,7 +58,7 @@ class Silence:
 
 
 def _last_sign(run: Path) -> float:
-    """When a run wrote its record or its progress; where neither can be seen, when its folder changed."""
+    """When a run last wrote its record or its progress; if there is neither, when its folder changed."""
     return max(_written(record_in(run), run / PROGRESS_FILE) or _written(run) or [0.0])
 
 
@@ -71,7 +71,7 @@ def _written(*paths: Path) -> list[float]:
 
 
 def lock_held(path: Path) -> bool | None:
-    """None when there is no lock to ask. The question is a shared lock, given back at once."""
+    """None if there is no lock to try. Tries a shared lock and releases it immediately."""
     try:
         descriptor = open_regular(path, os.O_RDONLY)
     except OSError:

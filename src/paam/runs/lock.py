@@ -14,7 +14,7 @@ from paam.runs.record import LOCK_FILE
 
 
 class RunLock:
-    """The claim of one process on a run directory. The system frees it when the process ends, however it ends."""
+    """A lock on a run directory for one process. The OS releases it when the process ends, however it ends."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -30,7 +30,7 @@ class RunLock:
             self._descriptor = None
 
     def take(self) -> None:
-        """Make the directory, if need be, and claim it; again is harmless."""
+        """Create the directory if needed, and lock it. May be called again."""
         if self._descriptor is not None:
             return
         make_directory(self.out)
@@ -49,7 +49,7 @@ class RunLock:
         self._tell(descriptor, str(os.getpid()).encode())
 
     def _tell(self, descriptor: int, holder: bytes) -> None:
-        """Who holds the lock, for messages; not into a file that has other names, and is then not ours alone."""
+        """Write the holder's process id, for messages; not into a file with hard links, which may belong to others."""
         with contextlib.suppress(OSError):  # a full disk
             if os.fstat(descriptor).st_nlink == 1:
                 os.ftruncate(descriptor, 0)
@@ -57,10 +57,10 @@ class RunLock:
 
 
 def _claim(descriptor: int, attempts: int = 5) -> bool:
-    """Whether the lock is ours, or there are no locks here."""
+    """Whether we hold the lock, or locks are not supported here."""
     for left in reversed(range(attempts)):
         if try_lock(descriptor) is not False:
             return True
         if left:
-            time.sleep(0.05)  # somebody may only be looking whether the lock is held
+            time.sleep(0.05)  # another process may only be testing the lock
     return False

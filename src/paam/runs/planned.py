@@ -1,4 +1,4 @@
-"""The runs of a sweep, planned: every combination of recipes, settings and seeds, each with a directory of its own."""
+"""Plan the runs of a sweep: every combination of recipes, settings and seeds, each in its own directory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from paam.config.trust import FLAG
 from paam.errors import RecipeError
 
 LONGEST = 150
-"""Bytes of a variant's name; a directory's may have 255 with what follows it."""
+"""Maximum bytes of a variant's name; a directory name may have 255, suffixes included."""
 
 
 @dataclass(frozen=True)
 class Common:
-    """What all runs of a sweep have: settings such as "finetune.lr=0.1", and what else `paam prune` takes."""
+    """What all runs of a sweep share: settings such as "finetune.lr=0.1", and other options of `paam prune`."""
 
     settings: tuple[str, ...] = ()
     data: str | None = None
@@ -29,7 +29,7 @@ class Common:
 
 @dataclass(frozen=True)
 class Planned:
-    """One run: its directory, and the variant that it belongs to, seeds aside. ``settings``: varied and common ones."""
+    """One run: its directory and its variant (without the seed). ``settings``: varied and shared ones."""
 
     out: Path
     variant: str
@@ -40,13 +40,13 @@ class Planned:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """What the settings change in the recipe."""
+        """The settings as recipe overrides."""
         data = {} if self.common.data is None else {"data.directory": self.common.data}
         return {**dict(map(parse_override, self.settings)), **data}
 
     @property
     def arguments(self) -> list[str]:
-        """Of `paam prune`."""
+        """Arguments for `paam prune`."""
         options = [part for setting in self.settings for part in ("--set", setting)]
         options += ["--device", self.common.device]
         options += [] if self.common.data is None else ["--data", self.common.data]
@@ -57,7 +57,7 @@ class Planned:
 def plan_sweep(
     recipes: Sequence[str], seeds: Sequence[int], vary: Sequence[str], common: Common, out: Path
 ) -> list[Planned]:
-    """Every combination, seed by seed. ``vary``: texts such as "prune.balance=area,side"."""
+    """Every combination, seed by seed. ``vary``: strings such as "prune.balance=area,side"."""
     choices: dict[str, list[str]] = {}
     given = {_key_of(setting) for setting in common.settings} | (
         {"data.directory"} if common.data is not None else set()
@@ -67,22 +67,22 @@ def plan_sweep(
         values = _split(listed)
         if not equals or not key.strip() or not all(values):
             raise RecipeError(
-                f"--vary takes key=value,value, for example --vary prune.balance=area,side; not '{text}'."
+                f"--vary takes key=value,value, for example --vary prune.balance=area,side (got '{text}')."
             )
         key = key.strip()
         if key in choices or key in given:
-            raise RecipeError(f"{key} is given twice; all its values belong into one --vary.")
+            raise RecipeError(f"--vary {key} is given twice; put all its values into one --vary.")
         choices[key] = [f"{key}={value}" for value in values]
         meant = [parse_override(setting)[1] for setting in choices[key]]
         if any(one == other for one, other in itertools.combinations(meant, 2)):
-            raise RecipeError(f"--vary {key} has a value twice: {listed}.")
+            raise RecipeError(f"--vary {key} has a duplicate value: {listed}. Remove it.")
     planned = []
     for seed, recipe, varied in itertools.product(seeds, recipes, itertools.product(*choices.values())):
         settings = (*varied, *common.settings)
         variant = _variant(recipe, settings)
         planned.append(Planned(out / f"{variant}-seed{seed}", variant, seed, recipe, settings, common))
     if len({run.out for run in planned}) < len(planned):
-        raise RecipeError("Two runs of the sweep would have one directory: give recipes of different names.")
+        raise RecipeError("Two runs of the sweep would share one directory: give the recipes different names.")
     return planned
 
 
@@ -91,7 +91,7 @@ def _key_of(setting: str) -> str:
 
 
 def _variant(recipe: str, settings: Sequence[str]) -> str:
-    """A name that tells a variant from others, also from those of a sweep with other common settings."""
+    """A unique name for a variant, also among sweeps with other shared settings."""
     name = "-".join([Path(recipe).stem, *(setting.replace("/", "_") for setting in settings)])
     encoded = name.encode("utf-8", "replace")
     if len(encoded) <= LONGEST:
@@ -100,7 +100,7 @@ def _variant(recipe: str, settings: Sequence[str]) -> str:
 
 
 def _split(listed: str) -> list[str]:
-    """At commas, but not inside of brackets and quotes: a value may be a list."""
+    """Split at commas outside of brackets and quotes: a value may be a list."""
     values, depth, quoted = [""], 0, False
     for letter in listed:
         if letter == '"':

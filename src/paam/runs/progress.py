@@ -1,7 +1,7 @@
-"""How far the current epoch has come: kept in memory for this process, in a small file for others that watch.
+"""Progress within the current epoch: in memory for this process, in a small file for `paam watch`.
 
-The record has one event per epoch, and an epoch may take an hour. The file is replaced about twice a second, so that
-it also shows that a run is alive; it is no part of the record, and is gone when the run has ended.
+The record has one event per epoch, and an epoch may take an hour. The file is replaced about twice a second, so it
+also shows that a run is alive; it is not part of the record, and is deleted when the run ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paam.files.reading import parse_json, read_bytes
 PROGRESS_FILE = "progress.json"
 LARGEST_FILE = 1 << 12
 WRITE_EVERY = 0.5
-"""Seconds between two writes of the file."""
+"""Seconds between writes of the file."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the last step of the epoch."""
+        """Seconds until the end of the epoch."""
         return None if self.pace is None else self.pace * (self.steps - self.step)
 
 
 class StepClock:
-    """Turns events and steps, as they come, into progress."""
+    """Tracks progress from events and steps."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -63,7 +63,7 @@ class StepClock:
 
 
 class ProgressFile:
-    """Writes progress for other processes. What cannot be written is left out: training does not depend on it."""
+    """Writes progress for other processes. Write errors are ignored: training does not depend on it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,13 +81,13 @@ class ProgressFile:
         if time.monotonic() - self.written < WRITE_EVERY:
             return
         self.written = time.monotonic()
-        # Not flushed to the disk, unlike everything that a run needs: after a crash nobody reads it.
+        # Not flushed to the disk, unlike everything else: it is useless after a crash.
         with contextlib.suppress(ArtifactError):
             write_atomically(self.path, json.dumps(asdict(progress)).encode(), flush=False)
 
 
 def read_progress(path: Path) -> Progress | None:
-    """What the file says; None when there is none, or none that makes sense."""
+    """The content of the file; None if it is missing or invalid."""
     try:
         found = parse_json(read_bytes(path, LARGEST_FILE).decode("utf-8"))
         progress = Progress(int(found["epoch"]), int(found["step"]), int(found["steps"]), found["pace"])

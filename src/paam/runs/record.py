@@ -1,4 +1,4 @@
-"""The record of a run: one JSON object per line, versioned. Everything shown of a run is a view of it."""
+"""The record of a run: versioned JSON lines. Everything shown about a run is a view of it."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ RECORD_FILE = "record.jsonl"
 COMPRESSED_FILE = "record.jsonl.gz"
 """What ``gzip record.jsonl`` makes of the record of a finished run; listings and reports read it as well."""
 LARGEST_FILE, LONGEST_LINE, MOST_LINES = 256 << 20, 32 << 20, 1 << 20
-"""Bytes of a record, characters of one event (that of the scores of a million filters has 20 million), and events."""
+"""Maximum bytes of a record, characters of one event (the scores of a million filters take 20 million), and events."""
 RECIPE_FILE = "recipe.toml"
 REPORT_FILE = "report.html"
 LOCK_FILE = "lock"
-"""Held by the process that writes the record."""
+"""Locked by the process that writes the record."""
 EXPLAINED = 3
-"""Damaged lines that a report explains; it counts the others."""
+"""Corrupt lines that a report explains; the others are only counted."""
 
 Line = dict[str, Any]
-"""A line of a record as it stands there; what copies a record copies these, also those of a later version."""
+"""A raw line of a record; copies of a record copy these, including lines of a later version."""
 
 
 class Entry(NamedTuple):
-    """``event``: None where only a later version knows its kind."""
+    """``event``: None if its kind is from a later version."""
 
     line: Line
     event: Event | None
 
 
 class RecordWriter:
-    """Appends events to a record. Each line is flushed, so that a run can be watched."""
+    """Appends events to a record. Every line is flushed, so that other processes can follow the run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,9 +49,9 @@ class RecordWriter:
         """Lines in the record."""
 
     def cut_back(self, count: int) -> tuple[list[Event], list[str]]:
-        """Keep the first ``count`` lines of an existing record: what followed is written again.
+        """Truncate an existing record to its first ``count`` lines; the rest will be written again.
 
-        Returns their events, and a sentence on damage after them.
+        Returns their events, and a message about corrupt lines after them.
         """
         entries, damage = read_until_damage(self.path)
         kept = entries[:count]
@@ -61,11 +61,11 @@ class RecordWriter:
                 " restore it, or start over with --overwrite."
             )
         self._replace([entry.line for entry in kept])
-        cut = f"{str(damage).removesuffix('.')}; it was cut back to the {count} events before that."
+        cut = f"{str(damage).removesuffix('.')}; it was truncated to its first {count} events."
         return events_of(kept), [] if damage is None else [cut]
 
     def __call__(self, event: Event) -> None:
-        """The first event takes the place of any other record, the following ones are appended."""
+        """Append an event; the first one replaces any earlier record."""
         line = as_line(event)
         if self.count:
             self._append(f"{json.dumps(line)}\n".encode())
@@ -74,7 +74,7 @@ class RecordWriter:
             self._replace([line])
 
     def flush(self) -> None:
-        """Have everything so far on the disk."""
+        """Flush everything written so far to the disk."""
         with self._opened() as descriptor:
             sync(descriptor)
 
@@ -88,7 +88,7 @@ class RecordWriter:
             try:
                 write_all(descriptor, line)
             except OSError:
-                with contextlib.suppress(OSError):  # half a line would spoil the next one
+                with contextlib.suppress(OSError):  # a partial line would corrupt the next one
                     os.ftruncate(descriptor, before)
                 raise
 
@@ -111,18 +111,18 @@ def record_in(directory: Path) -> Path:
 
 
 def read_events(path: Path) -> list[Event]:
-    """The events of an undamaged record, which begins with the start of a run."""
+    """The events of a valid record, which begins with a start event."""
     entries, damage = read_until_damage(path)
     if damage is not None:
         raise damage
     if not entries:
-        raise DamagedError(f"The record {path} is empty: its run never began.")
+        raise DamagedError(f"The record {path} is empty: its run never started.")
     check_start(entries[0], path)
     return events_of(entries)
 
 
 def read_record(path: Path) -> list[Line]:
-    """The lines of an undamaged record; a last line cut short by a crash is left out."""
+    """The lines of a valid record; a last line truncated by a crash is skipped."""
     entries, damage = read_until_damage(path)
     if damage is not None:
         raise damage
@@ -130,9 +130,9 @@ def read_record(path: Path) -> list[Line]:
 
 
 def read_until_damage(path: Path) -> tuple[list[Entry], ArtifactError | None]:
-    """Every line before the first damaged one, and what is wrong with that one; None where all is well.
+    """Every line before the first corrupt one, and the error of that one; None if there is none.
 
-    A last line cut short by a crash is no damage.
+    A last line truncated by a crash is not an error.
     """
     *lines, rest = _read(path).split(b"\n")
     entries: list[Entry] = []
@@ -146,34 +146,34 @@ def read_until_damage(path: Path) -> tuple[list[Entry], ArtifactError | None]:
 
 
 def read_line(line: bytes, path: Path, number: int) -> Entry:
-    """One line of a record, strictly; ``number`` counts from 1."""
+    """Parse one line of a record, strictly; ``number`` counts from 1."""
     _check_length(number, path)
     try:
         found = _parse(line)
         check_version(found, path)
         return Entry(found, read_event(found))
     except ValueError as error:
-        raise DamagedError(f"The record {path} is damaged at line {number}: {_why(error)}") from error
+        raise DamagedError(f"The record {path} is corrupt at line {number}: {_why(error)}") from error
 
 
 def check_start(first: Entry, path: Path) -> None:
     if not isinstance(first.event, Start):
-        raise DamagedError(f"The record {path} does not begin with the start of a run.")
+        raise DamagedError(f"The record {path} does not begin with a start event.")
 
 
 def check_version(line: Line, path: Path) -> None:
-    """A start event of another version is not damaged; this version cannot read its record."""
+    """A start event of another version is not corrupt, but this version cannot read its record."""
     if line["event"] == NAMES[Start] and line.get("version") != VERSION:
         raise ArtifactError(f"The record {path} has version {line.get('version')!r}; this paam reads {VERSION}.")
 
 
 def events_of(entries: Iterable[Entry]) -> list[Event]:
-    """Without what only a later version knows."""
+    """The events, without unknown ones of a later version."""
     return [entry.event for entry in entries if entry.event is not None]
 
 
 def salvage_events(path: Path) -> tuple[list[Event], list[str]]:
-    """Every event of a record that can still be read, and sentences on what cannot; for reports on damaged runs."""
+    """Every readable event of a record, and messages about the others; for reports on corrupt records."""
     lines = _read(path).split(b"\n")
     events: list[Event] = []
     damaged: dict[int, str] = {}
@@ -197,13 +197,13 @@ def salvage_events(path: Path) -> tuple[list[Event], list[str]]:
         else:
             events.append(event)
     if not events:
-        raise DamagedError(f"The record {path} holds no event that can be read.")
-    problems = ["The last line of the record is cut short."] if cut_short else []
+        raise DamagedError(f"The record {path} has no readable event.")
+    problems = ["The last line of the record is truncated."] if cut_short else []
     explained = [*damaged.items()][:EXPLAINED]
-    problems += [f"The record is damaged at line {number}: {why}" for number, why in explained]
+    problems += [f"The record is corrupt at line {number}: {why}" for number, why in explained]
     if more := [str(number) for number in damaged][EXPLAINED:]:
         and_others = " and others" if len(more) > 5 else ""
-        problems.append(f"It is damaged at line {', '.join(more[:5])}{and_others} too.")
+        problems.append(f"It is also corrupt at line {', '.join(more[:5])}{and_others}.")
     if unknown:
         problems.append(f"Events of an unknown kind were skipped: {', '.join(sorted(unknown))}.")
     return events, problems
@@ -235,7 +235,7 @@ def _parse(line: bytes) -> Line:
 
 
 def _why(error: ValueError) -> str:
-    """The end of a sentence."""
+    """The reason, to end a sentence."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8."
     if isinstance(error, json.JSONDecodeError):

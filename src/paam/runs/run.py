@@ -1,4 +1,4 @@
-"""Recipe -> run directory: the resolved recipe, the record, the plan and the weights, with checkpoints on the way."""
+"""Recipe -> run directory: the resolved recipe, the record, the plan and the weights, with checkpoints."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from paam.runs.checkpoint import CheckpointWriter
 from paam.runs.directory import (
     CHECKPOINTS,
     DENSE_FILE,
-    begun,
     check_directory,
     find_changes,
-    goes_on,
     half_written,
+    has_checkpoints,
+    started_events,
     tidy,
 )
 from paam.runs.ends import LATENCY_BATCH, finish
@@ -59,11 +59,12 @@ def run(
 ) -> list[Event]:
     """Run a recipe and return its record. Nothing is written before data, model and target have been checked.
 
-    ``stop`` is asked after every step, and while the result is measured: once it says yes, and stays with that, the
-    state is saved and StoppedError raised. Signals are the caller's business; none is caught here. ``command``: what
-    repeats the run, for its record. ``watch`` gets every event. A resumed run begins with a Resumed event, which no
-    record holds, and repeats its events from the start, so that a view needs nothing else; ``on_step(step, steps)`` is
-    called after each step. ``accept_changed_data``: resume a run although its data have changed.
+    ``stop`` is called after every step and while the result is measured: once it returns True (and keeps returning
+    True), the state is saved and StoppedError raised. No signal handlers are installed; that is up to the caller.
+    ``command``: the command line that reproduces the run, for its record. ``watch`` is called with every event. For a
+    resumed run, these are a Resumed event, which is not in the record, and all earlier events, so that a view needs
+    nothing else. ``on_step(step, steps)`` is called after each step. ``accept_changed_data``: resume although the data
+    have changed.
     """
     listener = Listener(watch, on_step, stop)
     job = Job(recipe, Path(out), seed, find_device(device), resume, overwrite, accept_changed_data, command, listener)
@@ -72,7 +73,7 @@ def run(
     if accept_changed_data and not resume:
         raise ArtifactError("--accept-changed-data applies to resumed runs; add --resume.")
     check_directory(job.out, resume=resume, overwrite=overwrite)
-    if resume and (events := begun(job.out)):
+    if resume and (events := started_events(job.out)):
         find_changes(job.out, events, recipe, seed)
         if of_kind(events, End):
             for event in (Resumed(len(events), job.epochs, notes=_mend(job.out)), *events):
@@ -82,17 +83,17 @@ def run(
         if (resume or overwrite) and job.out.is_dir():
             lock.take()
         with closing(load_run_data(recipe, seed)) as data:
-            fresh = not (resume and goes_on(job.out))
+            fresh = not (resume and has_checkpoints(job.out))
             pruner = build_pruner(recipe, data, seed, job.device, fresh=fresh)
             if fresh:
                 check_reachable(pruner.network, recipe.target)
             lock.take()
-            check_directory(job.out, resume=resume, overwrite=overwrite)  # another process may have come and gone
+            check_directory(job.out, resume=resume, overwrite=overwrite)  # another process may have used it meanwhile
             return _run(job, data, pruner)
 
 
 def _run(job: Job, data: Dataset, pruner: Pruner) -> list[Event]:
-    """Begin or go on, train, and finish: the files of a run around its engine."""
+    """Start or resume, train, and finish: the files of a run around its engine."""
     recipe, out, listener = job.recipe, job.out, job.listener
     writer = RecordWriter(out / RECORD_FILE)
     progress = ProgressFile(out / PROGRESS_FILE)
@@ -128,7 +129,7 @@ def _run(job: Job, data: Dataset, pruner: Pruner) -> list[Event]:
         progress.clock.epoch = first
 
     def save_lists() -> None:
-        """What a checkpoint refers to is on the disk before it is."""
+        """Flush what a checkpoint refers to before the checkpoint is written."""
         write_manifest(out / CHECKPOINTS, manifest)
         writer.flush()
 
@@ -147,7 +148,7 @@ def _run(job: Job, data: Dataset, pruner: Pruner) -> list[Event]:
         with all_failures(out, lambda: "while the result was measured", job.device, lambda: 0):
             test = EvaluationBatches(data.test, normalize, device=job.device)
             finish(job, engine, test, example(data, job.device, LATENCY_BATCH), emit)
-    writer.flush()  # a run that has ended does not fail any more
+    writer.flush()  # so that an ended run can no longer fail
     return read_events(out / RECORD_FILE)
 
 
@@ -159,9 +160,9 @@ def _train(
     saver: CheckpointWriter,
     header: Callable[[], dict[str, Any]],
 ) -> None:
-    """All epochs from the ``first`` on, with a checkpoint where one is due, and where the engine is asked to stop.
+    """Run all epochs from ``first`` on, and save a checkpoint when one is due and when asked to stop.
 
-    ``header``: what a checkpoint says besides the engine's state.
+    ``header``: what a checkpoint stores besides the engine's state.
     """
     with saver:
         for epoch in range(first, job.epochs):
@@ -173,7 +174,7 @@ def _train(
             place = place_of(job.phases, epoch)
             if finished and place.last and place.phase.makes_dense:
                 save_weights(job.out / DENSE_FILE, engine.networks.dense_state, "dense network after warm-up")
-            position = (epoch + 1, 0) if engine.pause is None else (epoch, len(engine.pause.losses))
+            position = (epoch + 1, 0) if engine.mid_epoch is None else (epoch, len(engine.mid_epoch.losses))
             stopping = not finished or engine.stop()
             if stopping or job.checkpoint_due(epoch + 1):
                 tensors, state = engine_state(engine, position[0])
@@ -182,27 +183,27 @@ def _train(
             if stopping:
                 saver.finish()
                 where = "" if finished else f", step {position[1]} of {engine.batches.steps},"
-                raise StoppedError(f"Stopped in epoch {epoch + 1}{where} of {job.epochs}; all of it is saved.")
+                raise StoppedError(f"Stopped in epoch {epoch + 1}{where} of {job.epochs}; the state is saved.")
         saver.finish()
 
 
 @contextlib.contextmanager
 def _failure_recorded(emit: Callable[[Event], None], progress: ProgressFile) -> Iterator[None]:
-    """An error that ends training is the record's last event; a resumed run cuts it off with what its epoch wrote."""
+    """Record an error that ends training as the last event; resuming truncates it with the rest of its epoch."""
     try:
         yield
     except StoppedError:
         raise
     except PaamError as error:
-        with contextlib.suppress(Exception):  # it may be the record that cannot be written, or a view that fails
+        with contextlib.suppress(Exception):  # the record or a view may be what failed
             emit(Failed(progress.clock.epoch, str(error)))
         raise
 
 
 def _mend(out: Path) -> list[str]:
-    """Cut off what follows the end of a finished run, and say so; remove what was left half written.
+    """Truncate a finished record after its end event, with a message, and remove partial files.
 
-    Mostly there is neither. Where nothing can be written, the run is shown all the same.
+    Usually there is neither. If the directory is not writable, the run is shown all the same.
     """
     entries, damage = read_until_damage(out / RECORD_FILE)
     if damage is None and not half_written(out):

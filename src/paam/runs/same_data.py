@@ -1,4 +1,4 @@
-"""A run goes on with the data that it was trained on, split as they were; or with others, if that was asked for."""
+"""Resume with the run's data and split, or with changed data if the user accepts that."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from paam.errors import ArtifactError
 def find_same_data(
     data: Dataset, out: Path, folder: Path, digest: str, *, accept: bool
 ) -> tuple[Dataset, tuple[str, str] | None]:
-    """The data as the run in ``out`` had them, whose manifest of this ``digest`` lies in a folder.
+    """The data with the split of the run in ``out``, whose manifest with this ``digest`` is in a folder.
 
-    Where they are others: refused, or with ``accept`` taken, split as before as far as they are known. The two texts
-    then say what the run had and what it has now; None where nothing differs.
+    Changed data raise an error; with ``accept`` they are used, and known images keep their split. The two strings then
+    describe the data before and now; None if nothing differs.
     """
     now = manifest_of(data)
     if now.digest == digest:
@@ -25,20 +25,20 @@ def find_same_data(
         before = read_manifest(folder, digest)
     except ArtifactError as error:
         raise ArtifactError(
-            f"The data differ from those that the run in {out} was trained on, and how cannot be determined: {error}"
-            " Restore data or file, or start over with --overwrite."
+            f"The data differ from those that the run in {out} was trained on, and cannot be compared: {error}"
+            " Restore the data or that file, or start over with --overwrite."
         ) from error
     differences = compare(before, now)
     told = "; ".join(differences.words)
     if differences.other_classes:
         raise ArtifactError(
-            f"The data differ from those that the run in {out} was trained on: {told}. Its network has an output for"
-            " each class that it began with: restore the data, or give another --out."
+            f"The data differ from those that the run in {out} was trained on: {told}. The classes cannot change,"
+            " since the network has one output for each: restore the data, or give another --out."
         )
     if differences.words and not accept:
         raise ArtifactError(
-            f"The data differ from those that the run in {out} was trained on: {told}. Restore them, or continue"
-            " with these by `paam prune ... --resume --accept-changed-data`, which the record then says."
+            f"The data differ from those that the run in {out} was trained on: {told}. Restore them, or"
+            " accept the change with `paam prune ... --resume --accept-changed-data`, which is then recorded."
         )
     data = as_before(data, differences)
     if not differences.words:

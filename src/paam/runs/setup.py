@@ -1,4 +1,4 @@
-"""What a run needs before its first epoch: a seed, data, the gated network, its teacher; checked as they come."""
+"""Build and check what a run needs before its first epoch: seed, data, gated network, teacher."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paam.pruning.pruner import Pruner
 from paam.pruning.select import check_reachable
 from paam.runs.failures import out_of_memory
 from paam.train.device import on_device
-from paam.train.divergence import HOPELESS
+from paam.train.divergence import MAX_LOSS
 
 
 def check_seed(seed: int) -> None:
@@ -31,7 +31,7 @@ def check_seed(seed: int) -> None:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Refuse what a recipe names and there is not, and what its method cannot follow."""
+    """Refuse unknown names in a recipe, and settings that its method does not support."""
     check_values(recipe)
     with _naming("data.name"):
         check_dataset(recipe.data.name)
@@ -66,7 +66,7 @@ def load_run_data(recipe: Recipe, seed: int) -> Dataset:
 
 
 def teacher_state(recipe: Recipe, pruner: Pruner) -> dict[str, Tensor] | None:
-    """Weights of the teacher that the recipe names; None where it is the dense network after warm-up, or none."""
+    """Weights of the recipe's teacher; None if that is the dense network after warm-up, or if there is none."""
     if recipe.distill.teacher is None:
         return None
     teacher = copy.deepcopy(pruner.network.traced.model)
@@ -79,7 +79,7 @@ def example(data: Dataset, device: str, batch: int) -> Tensor:
 
 
 def build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str, *, fresh: bool) -> Pruner:
-    """The network with gates. ``fresh``: with the weights that a run begins with; a checkpoint brings its own."""
+    """The network with gates. ``fresh``: load the initial weights; not needed when a checkpoint is loaded."""
     torch.manual_seed(seed)
     channels = data.train.images.shape[1]
     model = build_model(recipe.model.name, num_classes=len(data.classes), in_channels=channels)
@@ -87,8 +87,8 @@ def build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str, *, fresh
         load_weights(model, Path(recipe.model.weights), "model.weights")
     if fresh and (name := not_finite({**dict(model.named_parameters()), **dict(model.named_buffers())})):
         raise RecipeError(
-            f"The model '{recipe.model.name}' begins with weights that are not finite, in '{name}': correct the"
-            " function that makes it."
+            f"The model '{recipe.model.name}' has initial weights that are not finite, in '{name}': fix the function"
+            " that builds it."
         )
     model = on_device(model, example(data, "cpu", 1), device)
     if device.startswith("cuda"):
@@ -96,10 +96,10 @@ def build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str, *, fresh
     pruner = make_pruner(model, example(data, device, 1), recipe)
     with torch.no_grad():
         penalty = 0.0 if pruner.optimizer is None else float(pruner.penalty())
-        if not penalty < HOPELESS:
+        if not penalty < MAX_LOSS:
             raise RecipeError(
-                f"prune.penalty = {recipe.prune.penalty:g} is too high: the penalty on the scores alone begins at"
-                f" {penalty:.3g}, and no loss above {HOPELESS:g} can be trained on. Lower it."
+                f"prune.penalty = {recipe.prune.penalty:g} is too high: the penalty alone starts at {penalty:.3g}, and"
+                f" a loss above {MAX_LOSS:g} cannot be trained on. Lower it."
             )
         answer = _answer(pruner.model.eval(), example(data, device, 2), recipe.model.name)
     if not isinstance(answer, Tensor) or answer.shape != (2, len(data.classes)):
@@ -124,16 +124,16 @@ def _answer(model: nn.Module, images: Tensor, name: str) -> object:
 
 
 def make_pruner(model: nn.Module, example: Tensor, recipe: Recipe) -> Pruner:
-    """The model with gates, and the scorers of the recipe's method, in place."""
+    """Attach gates and the scorers of the recipe's method to the model, in place."""
     settings = asdict(recipe.prune)
-    for name in ("method", "scorer", "dim_ratio", "alpha"):  # what the method's scorer has been made of
+    for name in ("method", "scorer", "dim_ratio", "alpha"):  # already used to build the scorer
         del settings[name]
     scorer = find_method(recipe.prune.method).scorer(recipe)
     return Pruner(model, example, scorer=scorer, score_lr=recipe.score.lr, inplace=True, **settings)
 
 
 def check_run(recipe: Recipe, data: Dataset, seed: int) -> None:
-    """Refuse a network, weights and a target that a run would refuse with this data; on a CPU."""
+    """Check network, weights and target with this data, as a run would; on a CPU."""
     pruner = build_pruner(recipe, data, seed, "cpu", fresh=True)
     check_reachable(pruner.network, recipe.target)
     teacher_state(recipe, pruner)

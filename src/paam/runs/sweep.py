@@ -1,7 +1,7 @@
-"""Several runs side by side: recipes x settings x seeds, each in a process of its own, a few at a time.
+"""Concurrent runs: recipes x settings x seeds, each in its own process, a few at a time.
 
-A small network leaves most of a GPU idle; under NVIDIA's MPS the kernels of several processes run at once. A daemon of
-our own is started where there is one to start, and stopped at the end.
+A small network leaves most of a GPU idle; under NVIDIA's MPS the kernels of several processes run concurrently. If MPS
+is installed, a daemon is started for the sweep and stopped at the end.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from paam.runs.setup import check_run, load_run_data
 
 POLL_SECONDS = 0.5
 LAST_WORDS = 1 << 16
-"""Bytes at the end of a log among which the reason of a failure stands."""
+"""Bytes at the end of a log in which to look for the reason of a failure."""
 
 
 def check_variants(recipes: Mapping[str, Recipe]) -> None:
-    """Refuse now what a later variant would be refused for when hours of others have passed; data is loaded once."""
+    """Check every variant before the first one runs for hours; data is loaded once."""
     alike: dict[str, dict[str, Recipe]] = {}
     for variant, recipe in recipes.items():
         alike.setdefault(repr(recipe.data), {})[variant] = recipe
@@ -56,40 +56,40 @@ Running = dict[Planned, subprocess.Popen[bytes]]
 
 def run_jobs(
     jobs: Sequence[Planned],
-    at_once: int,
+    concurrent: int,
     say: Callable[[str], object],
     stop: Callable[[], bool],
     running: Running,
     is_held: Callable[[Path], bool] = lambda out: False,
 ) -> dict[Path, int]:
-    """Run all, ``at_once`` at a time, each writing to DIR.log beside its directory; exit code by directory.
+    """Run all, ``concurrent`` at a time, each with DIR.log next to its directory. Returns exit codes by directory.
 
-    A run that is finished is not run again, one that was cut goes on. Once ``stop`` says yes the runs are told, and
-    when they have saved, StoppedError is raised. ``running``: empty, and then those at work that are not told to stop.
-    A directory that ``is_held`` by another process, such as a run that a killed sweep left and that is saving, is
-    waited for.
+    Finished runs are not repeated, interrupted ones are resumed. When ``stop`` returns True the runs are stopped, and
+    StoppedError is raised when they have saved. ``running``: pass an empty dict; it holds the active runs that have not
+    been asked to stop. Waits for a directory that ``is_held`` by another process, such as a run of a killed sweep that
+    is still saving.
     """
     waiting = list(jobs)
     held: set[Planned] = set()
-    said: dict[Planned, int] = {}  # how long a log was before
+    said: dict[Planned, int] = {}  # length of the log before
     codes: dict[Path, int] = {}
     try:
         while waiting or running:
             if stop():
-                raise StoppedError("Stopped; rerun the same command to continue from what the runs have saved.")
+                raise StoppedError("Stopped; rerun the same command to resume the runs.")
             for job in list(waiting):
-                if len(running) >= at_once or stop():
+                if len(running) >= concurrent or stop():
                     break
                 if is_held(job.out):
                     if job not in held:
-                        say(f"{'waits':9} {job.out.name}: another process is at work on it")
+                        say(f"{'waiting':9} {job.out.name}: locked by another process")
                     held.add(job)
                     continue
                 waiting.remove(job)
-                begun, ended = is_begun(job), bool(results([job])[job.variant])
+                started, ended = is_started(job), bool(results([job])[job.variant])
                 running[job], said[job] = _start(job)
                 if not ended:
-                    say(f"{'goes on' if begun else 'started':9} {job.out.name}")
+                    say(f"{'resumed' if started else 'started':9} {job.out.name}")
             for job, process in list(running.items()):
                 if process.poll() is not None:
                     _wait_for(running.pop(job))
@@ -102,7 +102,7 @@ def run_jobs(
             if waiting and not running:
                 time.sleep(POLL_SECONDS)
     finally:
-        for process in tell_to_stop(running):
+        for process in request_stop(running):
             _wait_for(process)
     return codes
 
@@ -113,36 +113,36 @@ def _wait_for(process: subprocess.Popen[bytes]) -> None:
     process.stdin.close()
 
 
-def tell_to_stop(running: Running) -> list[subprocess.Popen[bytes]]:
-    """Ask all to save and stop; once only, since a second time would stop them at once."""
+def request_stop(running: Running) -> list[subprocess.Popen[bytes]]:
+    """Ask all to save and stop; once only, since a second signal would stop them without saving."""
     told = []
     while running:
         told.append(running.popitem()[1])
-        told[-1].send_signal(signal.SIGTERM)  # SIGINT is ignored by what a script started with &
+        told[-1].send_signal(signal.SIGTERM)  # SIGINT is ignored by processes that a script started with &
     return told
 
 
-def is_begun(job: Planned) -> bool:
+def is_started(job: Planned) -> bool:
     return (job.out / LOCK_FILE).is_file() or (job.out / RECORD_FILE).is_file()
 
 
 def _start(job: Planned) -> tuple[subprocess.Popen[bytes], int]:
-    resume = ["--resume"] if is_begun(job) else []
+    resume = ["--resume"] if is_started(job) else []
     with _log_of(job) as log:
         before = log.tell()
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "paam", "prune", *job.arguments, *resume],
             stdout=log,
             stderr=subprocess.STDOUT,
-            stdin=subprocess.PIPE,  # its end says that we are gone
+            stdin=subprocess.PIPE,  # closed when this process is gone: see leash.py
             env=leashed(_environment()),
-            start_new_session=True,  # an interrupt is passed on once, by us
+            start_new_session=True,  # Ctrl-C reaches them once, through this process
         )
     return process, before
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without the empty parts of PYTHONPATH: Python takes them for the current folder, where anything may lie."""
+    """Our environment, without empty entries of PYTHONPATH: Python reads them as the current, untrusted folder."""
     environment = dict(os.environ)
     if "PYTHONPATH" in environment:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, environment["PYTHONPATH"].split(os.pathsep)))
@@ -150,7 +150,7 @@ def _environment() -> dict[str, str]:
 
 
 def _last_line(job: Planned, before: int) -> str:
-    """What a failed run said last, and above all why; its log, which was ``before`` bytes long, has the rest."""
+    """The last line of a failed run's log, preferably its error; the log was ``before`` bytes long when it started."""
     try:
         with open_to_read(Path(f"{job.out}.log"), sys.maxsize) as log:
             log.seek(max(before, log.seek(0, os.SEEK_END) - LAST_WORDS))
@@ -158,7 +158,7 @@ def _last_line(job: Planned, before: int) -> str:
     except OSError as error:
         return f"its log cannot be read: {reason(error)}"
     said = [line for line in lines if line.strip()]
-    return next((line for line in reversed(said) if line.startswith("paam: ")), said[-1] if said else "it said nothing")
+    return next((line for line in reversed(said) if line.startswith("paam: ")), said[-1] if said else "no output")
 
 
 def _log_of(job: Planned) -> BinaryIO:
@@ -170,18 +170,18 @@ def _log_of(job: Planned) -> BinaryIO:
 
 
 def results(jobs: Sequence[Planned]) -> dict[str, list[End]]:
-    """The ends of the finished runs, by variant."""
+    """The end events of the finished runs, by variant."""
     found: dict[str, list[End]] = {}
     for job in jobs:
         ends = found.setdefault(job.variant, [])
-        with suppress(ArtifactError):  # without a record, or with a damaged one, the run has failed and said so
+        with suppress(ArtifactError):  # without a valid record the run has failed, which is reported already
             ends += of_kind(read_events(job.out / RECORD_FILE), End)
     return found
 
 
 @contextmanager
 def shared_gpu(wanted: bool) -> Iterator[bool]:
-    """NVIDIA's MPS for the processes started inside, if ``wanted`` and there; says whether it runs."""
+    """NVIDIA's MPS for processes started inside, if ``wanted`` and installed; yields whether it runs."""
     control = shutil.which("nvidia-cuda-mps-control")
     if not wanted or control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         yield "CUDA_MPS_PIPE_DIRECTORY" in os.environ

@@ -1,11 +1,11 @@
 """The training engine.
 
-batches.py     a split on the device, shuffled and augmented as a pure function of seed and epoch
+phase.py       phases, of which methods consist
+engine.py      runs the phases, epoch by epoch
+steps.py       one training step
+networks.py    the gated, small, dense and teacher networks
 optimizers.py  settings -> torch optimisers
-checkpoint.py  one file per position of a run, written whole or not at all, behind training
-pause.py       a stop inside an epoch
-directory.py   the run directory: lock, recipe, what may change on the way
-capture.py     a step as one CUDA graph
-engine.py      the phases of a schedule, epoch by epoch
-run.py         recipe -> run directory
+state.py       the engine's state, for checkpoints
+mid_epoch.py   a stop inside an epoch
+cuda           CUDA graphs, streams and Triton kernels
 """

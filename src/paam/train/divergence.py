@@ -1,4 +1,4 @@
-"""States that nobody can go on from, named with what to do about them; and one that a run goes on from, but told so."""
+"""Detect diverged training, and warn about dead batch-norm channels."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from paam.graph.rules.layers import BATCH_NORMS
 from paam.train.phase import Phase
 
 LOSS_CHECK_EVERY = 50
-"""Steps between looks at the losses: often enough to stop early, rarely enough not to stall a GPU."""
+"""Steps between checks of the losses: often enough to stop early, rarely enough not to stall a GPU."""
 
 NO_SCORE = 1e-3
-"""When every score is below this, none of the filters matters any more, and their order says nothing."""
+"""If every score is below this, the ranking of filters is meaningless."""
 
 EXPLODED, TIMES = 100.0, 10.0
-"""The loss has exploded when it ends an epoch above the first, and so many times above where epoch or phase began."""
+"""The loss has exploded if an epoch ends above the first, and by this factor above the start of epoch or phase."""
 
-HOPELESS = 1e12
-"""No loss above this is one to train on, wherever it began."""
+MAX_LOSS = 1e12
+"""A loss above this counts as diverged, whatever its initial value."""
 
 VANISHED, FEW = 0.02, 0.05
-"""A batch-norm scale below the first passes nothing on. Up to the second, as a share of all, that is usual."""
+"""A batch-norm channel with a scale below the first is dead. A share up to the second is normal."""
 
 
 def vanished_scales(model: nn.Module, epoch: int) -> Vanished | None:
-    """An event that says how much of a network has died: rates too high for its first steps do that to whole blocks."""
+    """An event about dead batch-norm channels: too high initial learning rates can kill whole blocks."""
     scales = {
         name: module.weight.detach().abs() < VANISHED
         for name, module in model.named_modules()
@@ -43,9 +43,9 @@ def vanished_scales(model: nn.Module, epoch: int) -> Vanished | None:
 
 
 def check_losses(losses: Sequence[Tensor], phase: Phase, epoch: int) -> None:
-    """Of an epoch so far; those since the last look are looked at."""
+    """Check an epoch's losses since the last check."""
     if not losses:
-        raise DataError("The training batches are used up; they must come anew in every epoch, as a DataLoader's do.")
+        raise DataError("The training batches are exhausted; pass batches that restart every epoch, like a DataLoader.")
     finite = torch.stack(list(losses[-LOSS_CHECK_EVERY:])).isfinite()
     if not finite.all():
         step = max(len(losses) - LOSS_CHECK_EVERY, 0) + int((~finite).nonzero()[0]) + 1
@@ -58,9 +58,9 @@ def check_losses(losses: Sequence[Tensor], phase: Phase, epoch: int) -> None:
 def check_epoch(
     losses: Sequence[Tensor], values: Iterable[Tensor], phase: Phase, epoch: int, phase_began: float
 ) -> None:
-    """Losses, weights and statistics of an epoch, or of the part of it that was done, before that is saved as good.
+    """Check losses, weights and statistics of an epoch, or of a part of it, before they are saved.
 
-    ``phase_began``: the loss that the phase began with, which an epoch of few steps does not know.
+    ``phase_began``: the initial loss of the phase, for epochs of few steps.
     """
     every = torch.stack(list(losses))
     began, ended, mean = float(losses[0]), float(every[-LOSS_CHECK_EVERY:].mean()), float(every.mean())
@@ -68,26 +68,26 @@ def check_epoch(
         raise DivergedError(
             f"A weight is not finite in epoch {epoch + 1} ({phase.name} phase). Lower {phase.settings}.lr."
         )
-    if not mean < HOPELESS or ended > max(EXPLODED, TIMES * min(began, phase_began)):
+    if not mean < MAX_LOSS or ended > max(EXPLODED, TIMES * min(began, phase_began)):
         raise DivergedError(
-            f"The loss has exploded in epoch {epoch + 1} ({phase.name} phase): {ended:.3g} where the phase began with"
-            f" {phase_began:.3g}. {_cause(losses, phase, epoch)}"
+            f"The loss has exploded in epoch {epoch + 1} ({phase.name} phase): {ended:.3g}, from {phase_began:.3g} at"
+            f" the start of the phase. {_cause(losses, phase, epoch)}"
         )
 
 
 def _cause(losses: Sequence[Tensor], phase: Phase, epoch: int) -> str:
-    """What to look at when the loss is lost."""
-    if epoch == 0 and not float(losses[0]) < HOPELESS:
+    """What to check after divergence."""
+    if epoch == 0 and not float(losses[0]) < MAX_LOSS:
         return (
-            f"It was {float(losses[0]):.3g} before any step had been taken, so that no rate is to blame. Look at the"
-            " network's code, at the weights that it begins with, and at the data."
+            f"It was {float(losses[0]):.3g} before the first step, so the learning rate is not the cause. Check the"
+            " network's code, its initial weights, and the data."
         )
-    return f"Lower {phase.settings}.lr, or look for broken values in the data."
+    return f"Lower {phase.settings}.lr, or check the data for invalid values."
 
 
 def check_scores(scores: Mapping[str, Tensor], epoch: int) -> None:
     if torch.cat(list(scores.values())).max() < NO_SCORE:
         raise DivergedError(
-            f"Every score has fallen below {NO_SCORE} in epoch {epoch + 1} (score phase): they no longer tell filters"
-            " apart. Lower prune.penalty or score.lr."
+            f"Every score is below {NO_SCORE} in epoch {epoch + 1} (score phase): they no longer rank the"
+            " filters. Lower prune.penalty or score.lr."
         )

@@ -1,4 +1,4 @@
-"""EMA of the weights that a phase trains: what the phase leaves, and what is measured on its way."""
+"""EMA of the weights that a phase trains; used for evaluation, and as the phase's result."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from paam.train.packing import Packed, copy_by_name, pack
 
 
 class EMA:
-    """The mean of parameters and of a network's statistics, in which those of so many steps ago count decay ** steps.
+    """EMA of a network's parameters and buffers: values of n steps ago have weight decay ** n.
 
-    It begins at what they are when it is made, and is in float32 at least: a thousandth of a step is nothing to
-    bfloat16. Its memory stays where it is, so that a step that updates it can be captured.
+    It starts at their current values, in float32 at least: bfloat16 would round small updates away. Its memory is
+    allocated once, so that a step that updates it can be captured.
     """
 
     def __init__(self, flat: FlatParameters, model: nn.Module, decay: float) -> None:
@@ -32,7 +32,7 @@ class EMA:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The network holds the mean inside, and what is trained outside."""
+        """Inside, the network has the EMA weights; outside, the trained ones."""
         trained = [value.clone() for value in self._trained]
         self.apply()
         try:
@@ -41,7 +41,7 @@ class EMA:
             torch._foreach_copy_(self._trained, trained)
 
     def apply(self) -> None:
-        """The mean takes the place of what was trained."""
+        """Replace the trained weights by the EMA."""
         torch._foreach_copy_(self._trained, self._mean)
 
     def state(self) -> dict[str, Packed]:
@@ -50,7 +50,7 @@ class EMA:
         return {"weights": Packed(self._mean[:count], self.flat.layout), "statistics": pack(statistics)}
 
     def restore(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Load what :meth:`state` returned, unpacked; it may come from a network laid out otherwise in memory."""
+        """Load an unpacked :meth:`state`; the memory layout of its network may differ."""
         count = len(self.flat.blocks)
         weights = dict(zip(self.flat.layout, self.flat.views(self._mean[:count]), strict=True))
         copy_by_name(weights, parts["weights"])

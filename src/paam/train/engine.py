@@ -1,7 +1,7 @@
 """Trains a network through the phases of a method, epoch by epoch.
 
-The engine knows no method, no phase by its name, and nothing of graphs, files or terminals: it drives a Pruner as each
-phase says, and tells what happened through ``emit``. paam.train.state hands out and takes back its whole state.
+The engine does not know methods or phases by name, nor graphs, files or terminals: it drives a Pruner as each phase
+says, and emits events through ``emit``. paam.train.state saves and restores its whole state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from paam.train.divergence import LOSS_CHECK_EVERY, check_epoch, check_losses, c
 from paam.train.ema import EMA
 from paam.train.flat import RoundedWeights
 from paam.train.losses import Losses
-from paam.train.mid_epoch import Pause, copies, differing, random_state
+from paam.train.mid_epoch import MidEpochState, copies, differing, random_state
 from paam.train.networks import Networks
 from paam.train.optimizers import build_optimizer, set_learning_rate
 from paam.train.phase import Phase, Place, check_phases, place_of
@@ -37,16 +37,16 @@ from paam.train.steps import make_step
 
 Emit = Callable[[Event], None]
 Evaluate = Callable[[nn.Module, str], float]
-"""A network, and the name of the phase that it is in (and of its gates, if not the phase's) -> accuracy in percent."""
+"""A network and the name of its phase (and of its gates, if not the phase's) -> accuracy in percent."""
 
 NOT_OF_THE_DATA = 1 << 60
-"""Between the seeds of a network's own random numbers (dropout) and those of its images."""
+"""Offset between the seeds for a network's random numbers (dropout) and for its images."""
 
 
 class Batches(Protocol):
-    """Training batches of any origin: ``steps`` per epoch, images and labels on the network's device.
+    """Protocol of training batches: ``steps`` per epoch, images and labels on the network's device.
 
-    ``start``: steps of the epoch that are done already.
+    ``start``: steps of the epoch to skip.
     """
 
     @property
@@ -77,55 +77,55 @@ class Engine:
         self.optimizers: dict[str, Optimizer] = {}
         self.steps: dict[str, Step] = {}
         self.emas: dict[str, EMA] = {}
-        """By name of the phase, as the two before."""
+        """By phase name, as the two above."""
         self.on_step: Callable[[int, int], None] = lambda step, steps: None
         self.stop: Callable[[], bool] = lambda: False
-        """Asked after every step; once it says yes it must go on doing so."""
-        self.pause: Pause | None = None
-        """Set when a stop left an epoch unfinished."""
+        """Called after every step; after returning True it must keep returning True."""
+        self.mid_epoch: MidEpochState | None = None
+        """Set if a stop left an epoch unfinished."""
         self.step = 0
-        """The one under way in its epoch, counted from 1; 0 outside of steps."""
+        """The current step of the epoch, counted from 1; 0 outside of steps."""
         self.epoch = 0
-        """The one under way, counted from 0."""
+        """The current epoch, counted from 0."""
         self.place: Place | None = None
-        """Where that stands; None before the first."""
+        """Its position in the phases; None before the first."""
         self.evaluate: Evaluate | None = None
-        """How accuracy is measured in the epoch under way."""
+        """How accuracy is measured in the current epoch."""
         self._began: float | None = None
-        """Loss of the first step of the phase, or since this process goes on with it."""
+        """Loss of the first step of the phase, or of the first one since it was resumed."""
         if not any(phase.makes_dense for phase in self.phases):
             self.networks.remember_dense()
 
     @property
     def last_epoch(self) -> bool:
-        """Whether the epoch under way is the last of its phase."""
+        """Whether the current epoch is the last of its phase."""
         return self.place is not None and self.place.last
 
     def run_epoch(self, epoch: int, evaluate: Evaluate | None) -> bool:
-        """Train one epoch and emit its event, with the accuracy in percent that ``evaluate`` finds.
+        """Train one epoch and emit its event, with the accuracy in percent from ``evaluate``.
 
-        False: stopped inside of it. :attr:`pause` says where, and the next call goes on.
+        False: stopped inside the epoch. :attr:`mid_epoch` has the position, and the next call continues.
         """
         self.epoch, self.place, self.evaluate = epoch, place_of(self.phases, epoch), evaluate
         phase = self.place.phase
         start = time.perf_counter()
-        pause, self.pause = self.pause, None
+        resumed, self.mid_epoch = self.mid_epoch, None
         if self.place.first:
             self._began = None
-        if pause is None:
+        if resumed is None:
             torch.manual_seed(epoch_seed(self.seed, epoch) + NOT_OF_THE_DATA)
             if self.place.first:
                 self._enter(self.place)
         else:
-            start -= pause.seconds
+            start -= resumed.seconds
         model = self.networks.of(phase)
         optimizer = self.optimizer(phase)
         rounded = self.networks.rounded(phase)
-        losses = [] if pause is None else list(pause.losses)
+        losses = [] if resumed is None else list(resumed.losses)
         with self._mode(phase):
             model.train()
-            if pause is not None:
-                pause.take_up(model)
+            if resumed is not None:
+                resumed.restore(model)
             finished = self._train(optimizer, rounded, self.place, losses)
             inside = {} if finished else copies(model)
         self._began = float(losses[0]) if self._began is None else self._began
@@ -135,14 +135,14 @@ class Engine:
             check_scores(self.pruner.scores(), epoch)
         if not finished:
             spent = time.perf_counter() - start
-            self.pause = Pause(losses, random_state(model), differing(inside, model), spent)
+            self.mid_epoch = MidEpochState(losses, random_state(model), differing(inside, model), spent)
             return False
         ema = self.ema(phase)
         with nullcontext() if ema is None else ema.in_place():
             accuracy = self.measure()
         if ema is not None and self.place.last:
             ema.apply()
-            del self.emas[phase.name], self.steps[phase.name]  # the step moves that mean
+            del self.emas[phase.name], self.steps[phase.name]  # the step updates that EMA
         if phase.after_epoch is not None:
             phase.after_epoch(self)
         self._emit_epoch(phase, losses, accuracy, time.perf_counter() - start)
@@ -151,7 +151,7 @@ class Engine:
         return True
 
     def measure(self) -> float | None:
-        """Accuracy in percent of the network of the phase under way, as its gates are; None where nothing measures."""
+        """Accuracy in percent of the current phase's network, with the current gates; None if nothing measures it."""
         assert self.place is not None
         if self.evaluate is None:
             return None
@@ -160,20 +160,20 @@ class Engine:
         return self.evaluate(self.networks.fast(phase), phase.name if own else f"{phase.name}, {mode} gates")
 
     def where(self) -> str:
-        """How far training is, as part of a sentence."""
+        """How far training is, for a message."""
         if self.place is None:
-            return "before an epoch began"
+            return "before the first epoch"
         place = f"epoch {self.epoch + 1} ({self.place.phase.name} phase)"
-        return f"in step {self.step} of {place}" if self.step else f"in {place}, outside of its steps"
+        return f"in step {self.step} of {place}" if self.step else f"in {place}, between steps"
 
     def selected(self) -> Selection:
-        """What stays in the end."""
+        """The final selection."""
         if self.pruner.selection is None:
-            raise RecipeError(f"The method '{self.recipe.prune.method}' has selected nothing in any of its phases.")
+            raise RecipeError(f"The method '{self.recipe.prune.method}' made no selection in any of its phases.")
         return self.pruner.selection
 
     def result(self) -> nn.Module:
-        """The small network as it is now."""
+        """The current small network."""
         self.selected()
         return self.pruner.compact() if self.networks.small is None else self.networks.small
 
@@ -194,7 +194,7 @@ class Engine:
         return self.emas.get(phase.name)
 
     def _enter(self, place: Place) -> None:
-        """What happens once, at the start of a phase."""
+        """Set up a phase, once at its start."""
         phase = place.phase
         self.networks.make(phase)
         if phase.enter is not None:
@@ -203,7 +203,7 @@ class Engine:
         over = [name for name in self.steps if name not in self.names_from(place.number)]
         for name in [*over, *([phase.name] if self._settings(phase).reset else [])]:
             self.optimizers.pop(name, None)
-            self.steps.pop(name, None)  # a captured step holds a GPU's memory
+            self.steps.pop(name, None)  # a captured step holds GPU memory
 
     def _leave(self, place: Place) -> None:
         if place.phase.makes_dense:
@@ -247,14 +247,14 @@ class Engine:
         return self.pruner.score_lr if lr is None else lr
 
     def _rate(self, step: int) -> float:
-        """The learning rate of a step of the epoch under way, counted from 0."""
+        """The learning rate of a step of the current epoch, counted from 0."""
         assert self.place is not None
         phase, epochs = self.place.phase, self.place.index + step / self.batches.steps
         settings = self._settings(phase)
         return learning_rate(self._initial_rate(phase), settings.decay, settings.ramp, epochs, phase.epochs)
 
     def _train(self, optimizer: Optimizer, rounded: RoundedWeights | None, place: Place, losses: list[Tensor]) -> bool:
-        """Go on behind the steps whose losses are given, and add to them; False when asked to stop."""
+        """Continue after the steps whose losses are given, and append to them; False if asked to stop."""
         phase, scores = place.phase, place.phase.trains == "scorers"
         if phase.name not in self.steps:
             self.steps[phase.name] = make_step(

@@ -13,24 +13,24 @@ from paam.train.cuda.capture import CapturedStep, Step
 
 
 def accuracy(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Percent of samples classified right, in evaluation mode and the network's own precision."""
+    """Percent of samples classified correctly, in evaluation mode and the network's own precision."""
     return _accuracy(model, batches, lambda images, labels: (model(images).argmax(1) == labels).sum())
 
 
 class Monitor:
-    """Accuracy after every epoch; on a GPU captured, and in the precision that the network trains in."""
+    """Accuracy after every epoch; on a GPU captured in a CUDA graph, and in the training precision."""
 
     def __init__(self, batches: Iterable[tuple[Tensor, Tensor]], *, bfloat16: bool, capture: bool) -> None:
         self.batches = batches
         self.bfloat16, self.capture = bfloat16, capture
         self._model: nn.Module | None = None
         self._counts: dict[str, Step] = {}
-        """Of that model, by name of the phase: its gates differ."""
+        """Evaluations of that model by phase name, since gates differ."""
 
     def __call__(self, model: nn.Module, phase: str) -> float:
         if model is not self._model:
             self._model = model
-            self._counts.clear()  # a captured one holds a GPU's memory
+            self._counts.clear()  # captured ones hold GPU memory
         if phase not in self._counts:
 
             def count(images: Tensor, labels: Tensor) -> Tensor:
@@ -50,5 +50,5 @@ def _accuracy(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], count:
             right.append(count(images, labels))
             total += len(labels)
     if not total:
-        raise DataError("There is nothing to measure accuracy on: the validation batches are empty or used up.")
+        raise DataError("The validation batches are empty or exhausted; pass a DataLoader.")
     return 100 * int(torch.stack(right).sum()) / total

@@ -1,4 +1,4 @@
-"""What an engine writes into the record about scores and cuts."""
+"""Events of the engine about scores and selections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def scores_event(scores: Mapping[str, Tensor], epoch: int, cycle: int) -> Scores
 
 
 def selection_event(selection: Selection, epoch: int, cycle: int, accuracy: float | None) -> Selected:
-    """``accuracy``: before the weights adapt, what the cut itself costs."""
+    """``accuracy``: right after the cut, before the weights adapt."""
     return Selected(
         epoch=epoch,
         cycle=cycle,
@@ -30,5 +30,5 @@ def selection_event(selection: Selection, epoch: int, cycle: int, accuracy: floa
 
 
 def _seven_digits(value: float) -> float:
-    """As much as float32 has. Scores and threshold are rounded alike, so that they still compare."""
+    """Round to float32's precision. Scores and threshold are rounded alike, so that comparisons stay valid."""
     return float(f"{value:.7g}")

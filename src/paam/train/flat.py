@@ -1,7 +1,7 @@
-"""A network's parameters as one block of memory, so that an optimiser's step is one operation and not one per layer.
+"""A network's parameters as one flat buffer, so that an optimiser step is one operation instead of one per layer.
 
-Parameters become views of the block, in their own memory layout. For training in bfloat16 a second block holds the
-weights rounded, and the network reads those: made by one operation per step instead of one per layer and use.
+Parameters become views of the buffer, in their own memory layout. For training in bfloat16 the network reads from a
+second buffer of rounded weights, cast by one operation per step instead of one per layer and use.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from paam.train.packing import Place, memory_order
 
 ALIGNMENT = 64
-"""Parameters start at multiples of so many elements: kernels want aligned weights."""
+"""Parameters start at multiples of this many elements: kernels need aligned weights."""
 
 
 class FlatParameters:
-    """``blocks``: the parameters as one parameter for each dtype and device, whose ``grad`` is kept.
+    """``blocks``: one flat parameter per dtype and device, with a persistent ``grad``.
 
-    ``layout``: where each parameter lies in them, by the name that it was given with.
+    ``layout``: the position of each parameter in them, by its name.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -46,16 +46,16 @@ class FlatParameters:
         self._grads = self.views(grads)
 
     def views(self, blocks: Sequence[Tensor]) -> list[Tensor]:
-        """The parameters' parts of any tensors that are laid out as the blocks are."""
+        """Views per parameter of tensors with the blocks' layout."""
         return [
             blocks[block].as_strided(parameter.shape, _dense_strides(parameter), start)
             for parameter, (block, start, *_) in zip(self.parameters, self.layout.values(), strict=True)
         ]
 
     def take_gradients(self, loss: Tensor, leaves: Sequence[Tensor]) -> None:
-        """Gradients of the loss into the blocks'; ``leaves``: what the network read in place of each parameter.
+        """Write gradients of the loss into the blocks; ``leaves``: the tensors that the network used as parameters.
 
-        What the loss does not reach has gradient 0: weight decay and momentum move it on.
+        Unused parameters get gradient 0: weight decay and momentum still apply to them.
         """
         grads = torch.autograd.grad(loss, leaves, allow_unused=True)
         by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
@@ -71,7 +71,7 @@ class FlatParameters:
 
 
 def _dense_strides(parameter: Tensor) -> tuple[int, ...]:
-    """A parameter's own layout; row by row if it has holes."""
+    """A parameter's own memory layout; contiguous if it has gaps."""
     strides = parameter.stride()
     by_size = sorted(zip(strides, parameter.shape, strict=True))
     expected = 1
@@ -83,7 +83,7 @@ def _dense_strides(parameter: Tensor) -> tuple[int, ...]:
 
 
 class RoundedWeights:
-    """A bfloat16 twin of one block of float32 parameters, for a network's weights (those of two axes or more)."""
+    """A bfloat16 copy of a block of float32 parameters, for a network's weights (of two or more dimensions)."""
 
     def __init__(self, flat: FlatParameters, network: nn.Module) -> None:
         self.flat = flat
@@ -106,7 +106,7 @@ class RoundedWeights:
 
     @contextmanager
     def in_place(self, *, trained: bool) -> Iterator[None]:
-        """The network's layers hold the rounded weights inside, and their own outside."""
+        """Inside, the network's layers have the rounded weights; outside, their own."""
         for module, name, _, twin in self._homes:
             twin.requires_grad_(trained)
             module._parameters[name] = twin

@@ -1,4 +1,4 @@
-"""The losses of a run's phases: phases that compute the same share one, which may be compiled."""
+"""The losses of a run's phases: phases with the same computation share one, which may be compiled."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Key = tuple[str, str, str, bool]
 
 
 class Losses:
-    """Made when they are first asked for, and forgotten with their teachers when no later phase needs them."""
+    """Built lazily, and dropped with their teachers when no later phase needs them."""
 
     def __init__(self, pruner: Pruner, recipe: Recipe, networks: Networks, phases: Sequence[Phase]) -> None:
         self.pruner, self.recipe, self.networks, self.phases = pruner, recipe, networks, phases
         self._made: dict[Key, Loss] = {}
 
     def of(self, phase: Phase, steps: int) -> Loss:
-        """``steps``: of an epoch."""
+        """``steps``: per epoch."""
         key = self._key(phase)
         if key not in self._made:
             fused = self.networks.is_fused(phase)
@@ -41,7 +41,7 @@ class Losses:
         return self._made[key]
 
     def forget_before(self, number: int) -> None:
-        """Of what only phases before the ``number``-th have needed."""
+        """Drop the losses that only phases before the ``number``-th need."""
         needed = {self._key(phase) for phase in self.phases[number:]}
         self._made = {key: loss for key, loss in self._made.items() if key in needed}
 

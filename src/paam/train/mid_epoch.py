@@ -1,7 +1,7 @@
-"""A stop inside an epoch: what is needed, beside the state at an epoch's boundary, to go on with the same bits.
+"""A stop inside an epoch: the extra state, beyond that at an epoch's boundary, to resume bit-identically.
 
-The order and the augmentation of an epoch's images are pure functions of seed and epoch, so that the number of steps
-done says where the data stand. Torch's generators are seeded anew in every epoch and matter only inside one.
+The order and the augmentation of an epoch's images are pure functions of seed and epoch, so the number of steps
+gives the position in the data. Torch's generators are reseeded in every epoch and matter only inside one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Pause:
-    """``losses``: of the steps done. ``random``: the generators' states by device type, uint8.
+class MidEpochState:
+    """``losses``: of the steps so far. ``random``: the generators' states by device type, uint8.
 
-    ``moved``: values that leaving the phase has put back (closed filters), as training had them. ``seconds``: spent.
+    ``moved``: training values that leaving the phase has reset (closed filters). ``seconds``: time spent.
     """
 
     losses: list[Tensor]
@@ -31,19 +31,19 @@ class Pause:
         return parts | {f"moved/{name}": value for name, value in self.moved.items()}
 
     @staticmethod
-    def from_tensors(tensors: Mapping[str, Tensor], seconds: float, device: torch.device) -> Pause:
+    def from_tensors(tensors: Mapping[str, Tensor], seconds: float, device: torch.device) -> MidEpochState:
         def part(name: str) -> dict[str, Tensor]:
             return {key.removeprefix(name): value for key, value in tensors.items() if key.startswith(name)}
 
-        return Pause(list(tensors["losses"].to(device)), part("random/"), part("moved/"), seconds)
+        return MidEpochState(list(tensors["losses"].to(device)), part("random/"), part("moved/"), seconds)
 
-    def rescaled(self, before: int, now: int) -> Pause:
-        """As far into an epoch of ``now`` steps as this is into one of ``before``."""
+    def rescaled(self, before: int, now: int) -> MidEpochState:
+        """The same fraction of an epoch of ``now`` steps instead of ``before``."""
         done = max(1, len(self.losses) * now // before)
         return replace(self, losses=[self.losses[place * len(self.losses) // done] for place in range(done)])
 
-    def take_up(self, model: nn.Module) -> None:
-        """Put the phase's network, its gates already set, and the generators back to where they were."""
+    def restore(self, model: nn.Module) -> None:
+        """Restore the generators and the phase's network, whose gates are already set."""
         model.load_state_dict(self.moved, strict=False)
         torch.set_rng_state(self.random["cpu"])
         device = next(model.parameters()).device
@@ -52,7 +52,7 @@ class Pause:
 
 
 def random_state(model: nn.Module) -> dict[str, Tensor]:
-    """The states of the generators that a step of this network may draw from."""
+    """The states of the generators that a step of this network may use."""
     device = next(model.parameters()).device
     states = {"cpu": torch.get_rng_state()}
     return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
@@ -63,6 +63,6 @@ def copies(model: nn.Module) -> dict[str, Tensor]:
 
 
 def differing(values: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Those of ``values`` that the network now holds otherwise."""
+    """Those of ``values`` that differ from the network's current ones."""
     now = model.state_dict()
     return {name: value for name, value in values.items() if not torch.equal(value, now[name])}

@@ -1,4 +1,4 @@
-"""The networks of a run: the gated one, the small one, the dense control, the teacher; and what is trained of them."""
+"""The networks of a run: gated, small, dense control and teacher; and their trainable parameters."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from paam.train.phase import Phase
 
 
 class Networks:
-    """``masked``: the small network is fine-tuned inside the gated one. ``bfloat16``: networks read rounded weights.
-    ``fused``: steps and evaluations go through kernels of our own.
+    """``masked``: fine-tune the small network inside the gated one. ``bfloat16``: networks read rounded weights.
+    ``fused``: use fused kernels in steps and evaluations.
     """
 
     def __init__(self, pruner: Pruner, *, masked: bool = False, bfloat16: bool = False, fused: bool = False) -> None:
@@ -32,12 +32,12 @@ class Networks:
         self._flats: dict[str, FlatParameters] = {}
         self._rounded: dict[str, RoundedWeights | None] = {}
         self._fast: dict[nn.Module, nn.Module] = {}
-        # At once: a step or an evaluation that is captured later must find parameters where they will stay.
+        # Eagerly: parameters must have their final memory before a step or an evaluation is captured.
         for kind in ("gated", "scorers") if pruner.scorer_parameters() else ("gated",):
             self._flat(kind)
 
     def kind(self, phase: Phase) -> str:
-        """Which network a phase trains or scores; the small one may still lie inside of the gated one."""
+        """Which network a phase trains or scores; the small one may still be part of the gated one."""
         return "gated" if phase.network == "small" and self.masked else phase.network
 
     def of(self, phase: Phase) -> nn.Module:
@@ -47,23 +47,23 @@ class Networks:
         return model
 
     def make(self, phase: Phase) -> None:
-        """The network of a phase that begins, where there is none yet."""
+        """Create the network for a phase that starts, if needed."""
         if phase.network == "small" and not self.masked:
             self.cut_out()
         elif phase.network == "control" and self.control is None:
             self.control = self.dense()
 
     def cut_out(self) -> None:
-        """Make the small network, unless it is there."""
+        """Build the small network, unless it exists."""
         if self.small is None:
             self.small = self.pruner.compact()
 
     def is_fused(self, phase: Phase) -> bool:
-        """Whether kernels of our own run in a phase's network."""
+        """Whether a phase's network uses fused kernels."""
         return self.fast(phase) is not self.of(phase)
 
     def fast(self, phase: Phase) -> nn.Module:
-        """The same network as it is run during training: with fused kernels where there are some for it."""
+        """The same network as used in training: with fused kernels where supported."""
         model = self.of(phase)
         if model not in self._fast:
             self._fast[model] = self._fused(model)
@@ -72,7 +72,7 @@ class Networks:
     def _fused(self, model: nn.Module) -> nn.Module:
         if not self.with_kernels:
             return model
-        from paam.train.cuda.fused import fused  # Triton is there on GPUs only
+        from paam.train.cuda.fused import fused  # Triton exists only on GPU machines
 
         traced = self.pruner.network.traced
         as_it_is = isinstance(model, fx.GraphModule)
@@ -83,11 +83,11 @@ class Networks:
         return model if faster is network else faster
 
     def trained(self, phase: Phase) -> FlatParameters:
-        """The parameters that a phase moves. To be asked for outside of the phase, which freezes others."""
+        """The parameters that a phase trains. Call outside of the phase, which freezes others."""
         return self._flat("scorers" if phase.trains == "scorers" else self.kind(phase))
 
     def rounded(self, phase: Phase) -> RoundedWeights | None:
-        """The bfloat16 weights that a phase's network reads; None where it computes in its own precision."""
+        """The bfloat16 weights that a phase's network reads; None if it uses its own precision."""
         if not self.bfloat16:
             return None
         kind = self.kind(phase)
@@ -102,17 +102,17 @@ class Networks:
 
     @property
     def dense_state(self) -> dict[str, Tensor]:
-        """Weights of the network after warm-up."""
+        """Weights of the dense network after warm-up."""
         return unpack(self._dense)
 
     def dense(self) -> nn.Module:
-        """A new dense network, as it was after warm-up."""
+        """A copy of the dense network after warm-up."""
         model = copy.deepcopy(self.pruner.network.traced.model)
         model.load_state_dict(self.dense_state)
         return model
 
     def teacher(self, *, fused: bool) -> nn.Module:
-        """The dense network with ``teacher_state``, or as it was after warm-up; frozen. ``fused``: as its pupil is."""
+        """The frozen teacher: ``teacher_state``, or the dense network after warm-up. ``fused``: like its student."""
         teacher = self.dense()
         if self.teacher_state is not None:
             teacher.load_state_dict(self.teacher_state)
@@ -120,12 +120,12 @@ class Networks:
         faster = self._fused(teacher) if fused else teacher
         if self.bfloat16:
             for parameter in teacher.parameters():
-                if parameter.dim() > 1:  # as RoundedWeights does, but once
+                if parameter.dim() > 1:  # as in RoundedWeights, but once
                     parameter.data = parameter.data.bfloat16()
         return faster
 
     def state(self, *, scored: bool) -> dict[str, Packed]:
-        """Weights of what is still needed, as "network/part". ``scored``: scores are still to be learned."""
+        """Weights that are still needed, as "network/part". ``scored``: scores are still to be learned."""
         parts = {"dense": self._dense}
         if self.teacher_state is not None:
             parts["teacher"] = pack(self.teacher_state)
@@ -140,7 +140,7 @@ class Networks:
         return parts
 
     def _state_of(self, network: str, model: nn.Module, kinds: tuple[str, ...]) -> dict[str, Packed]:
-        """Parameters that are trained as the blocks that they lie in; copies of the rest."""
+        """Trained parameters as their flat blocks; copies of the rest."""
         flats = {kind: self._flats[kind] for kind in kinds if kind in self._flats}
         trained = {name for flat in flats.values() for name in flat.layout}
         rest = {name: value for name, value in model.state_dict().items() if name not in trained}
@@ -150,7 +150,7 @@ class Networks:
         return parts
 
     def restore(self, parts: dict[str, dict[str, Tensor]], *, scored: bool) -> None:
-        """Take up what :meth:`state` handed out, unpacked."""
+        """Load an unpacked :meth:`state`."""
         whole: dict[str, dict[str, Tensor]] = {}
         for part, tensors in parts.items():
             whole.setdefault(part.partition("/")[0], {}).update(tensors)
@@ -177,6 +177,6 @@ class Networks:
             parameters = of_gated[kind]() if kind in of_gated else list(names)
             trained = {names[parameter]: parameter for parameter in parameters if parameter.requires_grad}
             if not trained:
-                raise RecipeError("The network has no parameter that requires a gradient: nothing can be trained.")
+                raise RecipeError("The network has no parameter with requires_grad: nothing can be trained.")
             self._flats[kind] = FlatParameters(trained)
         return self._flats[kind]

@@ -1,4 +1,4 @@
-"""Settings -> torch optimisers, and their state as blocks of memory."""
+"""Settings -> torch optimisers, and their state as flat blocks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from paam.train.flat import FlatParameters
 from paam.train.packing import Packed, copy_by_name, pack
 
 ONCE_PER_BLOCK = ("step",)
-"""What an optimiser counts once for a block; of everything else it has as much as there are parameters."""
+"""Optimiser state with one value per block; all other state has the shape of the parameters."""
 
 
 def build_optimizer(settings: OptimizerSettings, lr: float, flat: FlatParameters) -> Optimizer:
-    """The optimiser of one phase. On a GPU it is fused, and its rate a tensor that captured graphs can read."""
+    """The optimiser of one phase. On a GPU it is fused, and its learning rate is a tensor, for CUDA graphs."""
     blocks = flat.blocks
     on_gpu = blocks[0].is_cuda
     rate: Any = torch.tensor(lr, device=blocks[0].device) if on_gpu else lr
@@ -44,9 +44,9 @@ def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
 
 
 def optimizer_state(optimizer: Optimizer, flat: FlatParameters) -> dict[str, Packed]:
-    """What an optimiser remembers, by its own names: whole blocks, and where in them each parameter's part lies.
+    """The state of an optimiser, by torch's names: flat blocks, and each parameter's position in them.
 
-    Hyper-parameters come from the recipe and are not state. What is counted once per block is its first parameter's.
+    Hyper-parameters come from the recipe and are not state. Per-block values are stored for the first parameter.
     """
     packed: dict[str, Packed] = {}
     states = [optimizer.state[block] for block in flat.blocks]
@@ -59,7 +59,7 @@ def optimizer_state(optimizer: Optimizer, flat: FlatParameters) -> dict[str, Pac
 
 
 def load_optimizer_state(optimizer: Optimizer, flat: FlatParameters, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Take up what :func:`optimizer_state` handed out, unpacked: from blocks of another memory layout too."""
+    """Load an unpacked :func:`optimizer_state`, also from blocks of another memory layout."""
     for name, tensors in state.items():
         if name in ONCE_PER_BLOCK:
             values = [tensors[first].clone() for first in _firsts(flat)]

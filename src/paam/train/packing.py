@@ -1,7 +1,7 @@
-"""Many tensors as a few blocks of memory, and the layout that tells them apart again.
+"""Pack many tensors into a few flat blocks, with the layout to unpack them.
 
-A state has more than a thousand tensors. What is done for each of them holds training up, in its own thread or in
-another one; what is done for each block does not.
+A state has more than a thousand tensors. Work per tensor slows training down, even in another thread; work per block
+does not.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch import Tensor
 from paam.errors import ArtifactError
 
 Place = Sequence[Any]
-"""Number of the block, first element there, shape, and the axes from the slowest to the fastest in memory."""
+"""Index of the block, offset in it, shape, and the axes from the slowest to the fastest in memory."""
 Layout = Mapping[str, Place]
-"""Name -> place: plain data, the same for all tensors that are laid out alike."""
+"""Name -> position: plain data, the same for all tensors with the same layout."""
 
 
 class Packed(NamedTuple):
-    """Blocks of one axis each, and what lies where in them."""
+    """One-dimensional blocks, and their layout."""
 
     blocks: Sequence[Tensor]
     layout: Layout
 
 
 def pack(tensors: Mapping[str, Tensor]) -> Packed:
-    """Copies of tensors, those of one type and device end to end."""
+    """Copy tensors, concatenated per dtype and device."""
     kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
     for name, tensor in tensors.items():
         kinds.setdefault((tensor.device, tensor.dtype), []).append(name)
@@ -53,18 +53,18 @@ def unpack(packed: Packed) -> dict[str, Tensor]:
 
 
 def memory_order(strides: Sequence[int]) -> tuple[int, ...]:
-    """The axes of a tensor without holes, from the slowest to the fastest."""
+    """The axes of a dense tensor, from the slowest to the fastest."""
     return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
 
 
 def as_tensors(parts: Mapping[str, Packed]) -> tuple[dict[str, Tensor], dict[str, Layout]]:
-    """The blocks of all parts by "part:number", and the parts' layouts."""
+    """The blocks of all parts by "part:number", and the layouts of the parts."""
     blocks = {f"{part}:{number}": block for part, packed in parts.items() for number, block in enumerate(packed.blocks)}
     return blocks, {part: packed.layout for part, packed in parts.items()}
 
 
 def from_tensors(blocks: Mapping[str, Tensor], layouts: Mapping[str, Layout]) -> dict[str, dict[str, Tensor]]:
-    """What :func:`as_tensors` was given, unpacked."""
+    """Unpack the result of :func:`as_tensors`."""
     parts: dict[str, dict[str, Tensor]] = {}
     for part, layout in layouts.items():
         count = 1 + max((place[0] for place in layout.values()), default=-1)
@@ -73,7 +73,7 @@ def from_tensors(blocks: Mapping[str, Tensor], layouts: Mapping[str, Layout]) ->
 
 
 def copy_by_name(into: Mapping[str, Tensor], out_of: Mapping[str, Tensor]) -> None:
-    """Values of tensors into others of the same names and shapes, whatever the memory layout of either."""
+    """Copy values into tensors of the same names and shapes, whatever their memory layouts."""
     here, there = ({name: tuple(tensor.shape) for name, tensor in given.items()} for given in (into, out_of))
     for name in dict.fromkeys((*here, *there)):
         if here.get(name) != there.get(name):

@@ -1,4 +1,4 @@
-"""A phase: a stretch of epochs that are trained alike. Of a method, the engine knows its phases and nothing else."""
+"""A phase: consecutive epochs with the same training. The engine knows a method only by its phases."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from paam.train.engine import Engine
 
 Hook = Callable[["Engine"], None]
-"""What a method does at a point of a phase: select, emit events, change weights of ``engine.pruner``.
+"""A method's action at a point of a phase: select, emit events, change weights of ``engine.pruner``.
 
-A run may be resumed at any epoch: what a hook remembers must follow from the pruner's state.
+A run may be resumed at any epoch, so a hook must not keep state that the pruner's state does not determine.
 """
 
 
 @dataclass(frozen=True)
 class Phase:
-    """``name``: as records and reports have it; phases of one name share an optimiser, its state and captured steps.
+    """``name``: for records and reports; phases with the same name share an optimiser, its state and captured steps.
 
     settings     section of the recipe with the optimiser's settings
     network      what is trained: the "gated" network; the "small" one, cut out of it at the first such phase; or the
-                 dense "control", which goes on from the weights that ``makes_dense`` left
+                 dense "control", which continues from the weights of the ``makes_dense`` phase
     gates        of the gated network: "open" (no gate), "analog" (scores), "binary" (the current selection)
     trains       the "network", or the "scorers" under the penalty on scores, the network frozen
     cycle        counted from 1; 0 outside of cycles
-    taught       drawn to the teacher, if the recipe has one
-    makes_dense  what it leaves is the dense network: teacher, control and dense.safetensors begin with it
-    label        what goes on, in words, as views have it; where it is empty they say what the phase's role is
+    taught       with distillation, if the recipe has a teacher
+    makes_dense  its result is the dense network, from which teacher, control and dense.safetensors are made
+    label        what the phase does, in words, as views show it; if empty they describe its role
     enter        called before the first epoch
-    after_step   called after every step of the optimiser, with the phase's gates and modes set; it must not change
-                 weights, of which a GPU may train rounded copies
-    after_epoch  called after every epoch, before its event is emitted; ``engine.last_epoch`` tells the phase's last
+    after_step   called after every optimiser step, with the phase's gates and modes set; it must not change
+                 weights, since a GPU may train rounded copies
+    after_epoch  called after every epoch, before its event is emitted; ``engine.last_epoch`` is True in the last one
     """
 
     name: str
@@ -67,7 +67,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an epoch stands: the ``index``-th of ``phase``'s epochs, which is ``number``-th of all phases."""
+    """Position of an epoch: the ``index``-th epoch of ``phase``, the ``number``-th of all phases."""
 
     number: int
     phase: Phase
@@ -83,7 +83,7 @@ class Place:
 
 
 def check_phases(phases: Sequence[Phase], recipe: Recipe) -> None:
-    """Refuse phases that a run could not go through: a method's mistake, said before any training."""
+    """Refuse invalid phases before any training: an error in a method."""
     first: dict[str, Phase] = {}
     small: Phase | None = None
     for phase in phases:
@@ -92,14 +92,14 @@ def check_phases(phases: Sequence[Phase], recipe: Recipe) -> None:
         known = first.setdefault(phase.name, phase)
         for what in ("settings", "network", "gates", "trains", "taught"):
             if getattr(known, what) != getattr(phase, what):
-                raise RecipeError(f"Two phases are called '{phase.name}', but differ in {what}; name them apart.")
+                raise RecipeError(f"Two phases are called '{phase.name}', but differ in {what}; rename one.")
         if phase.network == "gated" and small is not None:
-            raise RecipeError(f"The phase '{phase.name}' trains the gated network after '{small.name}' has cut it.")
+            raise RecipeError(f"The phase '{phase.name}' trains the gated network after '{small.name}' compacted it.")
         small = phase if phase.network == "small" else small
 
 
 def place_of(phases: Sequence[Phase], epoch: int) -> Place:
-    """The place of an epoch, 0 <= epoch < total_epochs(phases): a pure function, so that one number tells where."""
+    """The position of an epoch, 0 <= epoch < total_epochs(phases): a pure function of one number."""
     rest = epoch
     for number, phase in enumerate(phases):
         if 0 <= rest < phase.epochs:

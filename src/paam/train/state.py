@@ -1,4 +1,4 @@
-"""The whole state of an engine, at an epoch boundary or where a stop left an epoch: tensors and plain data."""
+"""The whole state of an engine, at an epoch boundary or inside an epoch: tensors and plain data."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 from paam.graph.plan import Plan
 from paam.pruning.select import Selection
 from paam.train.engine import Engine
-from paam.train.mid_epoch import Pause
+from paam.train.mid_epoch import MidEpochState
 from paam.train.optimizers import load_optimizer_state, optimizer_state
 from paam.train.packing import as_tensors, from_tensors, pack
 from paam.train.phase import place_of
 
 
 def engine_state(engine: Engine, epoch: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and plain data that :func:`restore_engine` needs to go on with ``epoch``, or in it after a stop."""
-    place = place_of(engine.phases, epoch - (engine.pause is None))
+    """Tensors and plain data for :func:`restore_engine` to resume at ``epoch``, or inside it after a stop."""
+    place = place_of(engine.phases, epoch - (engine.mid_epoch is None))
     by_name = {phase.name: phase for phase in engine.phases}
     gated = any(phase.network == "gated" for phase in engine.phases[place.number :])
     parts = engine.networks.state(scored=gated)
@@ -28,25 +28,25 @@ def engine_state(engine: Engine, epoch: int) -> tuple[dict[str, Tensor], dict[st
         mean = engine.emas[place.phase.name].state()
         parts |= {f"average/{key}": packed for key, packed in mean.items()}
     chosen = engine.pruner.selection
-    header: dict[str, Any] = {  # not by asdict(), which copies the plan filter by filter
+    header: dict[str, Any] = {  # not asdict(), which copies the plan filter by filter
         "selection": None if chosen is None else {**vars(chosen), "plan": chosen.plan.to_json()}
     }
     if not gated:
         header["masked"] = engine.networks.masked
-    if engine.pause is not None:
-        parts["pause"] = pack(engine.pause.tensors())
-        header |= {"seconds": engine.pause.seconds, "steps": engine.batches.steps}
+    if engine.mid_epoch is not None:
+        parts["pause"] = pack(engine.mid_epoch.tensors())
+        header |= {"seconds": engine.mid_epoch.seconds, "steps": engine.batches.steps}
     tensors, header["layouts"] = as_tensors(parts)
     return tensors, header
 
 
 def restore_engine(engine: Engine, epoch: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-    """Take up a state that :func:`engine_state` handed out, in a fresh process."""
+    """Load a state of :func:`engine_state` in a new process."""
     if header["selection"] is not None:
         stored = header["selection"]
         engine.pruner.use(Selection(**{**stored, "plan": Plan.from_json(stored["plan"])}))
     parts = from_tensors(tensors, header["layouts"])
-    # A fine-tune goes on as it was begun, on whatever device.
+    # A fine-tune stays masked or compacted as it was started, also on another device.
     engine.networks.masked = header.get("masked", engine.networks.masked)
     place = place_of(engine.phases, epoch - ("pause" not in parts))
     engine.networks.restore(parts, scored=any(phase.network == "gated" for phase in engine.phases[place.number :]))
@@ -54,9 +54,9 @@ def restore_engine(engine: Engine, epoch: int, tensors: dict[str, Tensor], heade
         ema.restore(mean)
     if "pause" in parts:
         device = next(engine.pruner.model.parameters()).device
-        engine.pause = Pause.from_tensors(parts["pause"], header["seconds"], device)
-        if header["steps"] != engine.batches.steps:  # of another size of batches, or of other data
-            engine.pause = engine.pause.rescaled(header["steps"], engine.batches.steps)
+        engine.mid_epoch = MidEpochState.from_tensors(parts["pause"], header["seconds"], device)
+        if header["steps"] != engine.batches.steps:  # another batch size, or changed data
+            engine.mid_epoch = engine.mid_epoch.rescaled(header["steps"], engine.batches.steps)
     for phase in {phase.name: phase for phase in engine.phases[: place.number + 1]}.values():
         if remembered := _part(parts, f"optimizer/{phase.name}/"):
             load_optimizer_state(engine.optimizer(phase), engine.networks.trained(phase), remembered)

@@ -1,4 +1,4 @@
-"""One training step of a phase: forward, loss, backward, update; compiled and captured where that pays."""
+"""One training step of a phase: forward, loss, backward, update; compiled and captured where that is faster."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch.optim import Optimizer
 
 from paam.config.settings import DistillSettings, TrainSettings
 from paam.train.cuda.capture import CapturedStep, Step
-from paam.train.cuda.side_stream import beside, join
+from paam.train.cuda.side_stream import join, on_side_stream
 from paam.train.ema import EMA
 from paam.train.flat import FlatParameters, RoundedWeights
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Images and labels (or shares of classes) -> the loss, with its gradient."""
+"""Images and labels (or soft labels) -> the loss, with its gradient."""
 
 COMPILING_PAYS_AFTER = 20_000
-"""Steps. Compiling ResNet-56 takes a minute and saves 1.5 ms per step on the GPU that this was measured on."""
+"""Steps from which compiling pays off: for ResNet-56 it took a minute and saved 1.5 ms per step."""
 
 
 def make_loss(
@@ -33,17 +33,17 @@ def make_loss(
     distill: DistillSettings | None = None,
     concurrent: bool = False,
 ) -> Loss:
-    """Cross-entropy, with the penalty on scores in score phases, and drawn to a teacher where there is one.
+    """Cross-entropy, plus the penalty on scores in score phases, plus distillation if there is a teacher.
 
-    ``concurrent``: teacher and network compute beside each other, on a GPU.
+    ``concurrent``: run teacher and network on separate CUDA streams.
     """
     teaching = distill or DistillSettings()
 
     def loss_of(images: Tensor, labels: Tensor) -> Tensor:
-        # Casts cached by autocast would outlive a captured graph.
+        # Autocast's cached casts would outlive a captured graph.
         with torch.autocast("cuda", torch.bfloat16, enabled=bfloat16, cache_enabled=False):
             if teacher is not None:
-                with beside(images.device) if concurrent else nullcontext(), torch.no_grad():
+                with on_side_stream(images.device) if concurrent else nullcontext(), torch.no_grad():
                     wanted = teacher(images)
             logits = network(images)
             loss = F.cross_entropy(logits, labels)
@@ -69,7 +69,7 @@ def distillation(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
 
 
 def compiled(loss_of: Loss, settings: TrainSettings, steps: int) -> Loss:
-    """The loss through torch.compile when the recipe says so, or says nothing and so many steps are to come."""
+    """The loss, compiled if the recipe says so, or by default if enough steps remain."""
     wanted = settings.compile
     if wanted is None:
         wanted = steps >= COMPILING_PAYS_AFTER and importlib.util.find_spec("triton") is not None
@@ -85,9 +85,9 @@ def make_step(
     *,
     capture: bool,
 ) -> Step:
-    """A step that moves ``flat``, and the ``ema`` of it.
+    """A step that updates ``flat`` and its ``ema``.
 
-    ``rounded``: the weights that the network reads instead, when it trains in them.
+    ``rounded``: the rounded weights that the network reads instead, if it trains in bfloat16.
     """
     leaves = flat.parameters if rounded is None else rounded.leaves
 

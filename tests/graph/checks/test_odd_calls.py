@@ -324,5 +324,5 @@ def test_answers_that_are_no_tensors_are_compared_as_such() -> None:
 
 @pytest.mark.parametrize("layer", [nn.Conv2d(3, 4, 3), nn.ReLU()])
 def test_a_model_that_is_one_layer_has_nothing_to_prune(layer: nn.Module) -> None:
-    with pytest.raises(RecipeError, match="has no layer that could be pruned"):
+    with pytest.raises(RecipeError, match="has no layer that can be pruned"):
         Pruner(layer.double(), X)

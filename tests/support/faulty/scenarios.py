@@ -163,7 +163,7 @@ class Run(Scenario):
 
     def told(self, again: Ended, flushed: int) -> str:
         """Which state the run went on from, by its own words."""
-        if "begins again" in again.said:
+        if "starts over" in again.said:
             require(flushed == 0, f"begun again, though {flushed} epochs were flushed")
             return "begun again"
         found = re.search(r"resumed after epoch (\d+)", again.said)

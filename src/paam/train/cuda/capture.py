@@ -1,7 +1,7 @@
-"""One CUDA graph over a whole training step: the network is small, so launching its kernels one by one is what costs.
+"""One CUDA graph for a whole training step: for a small network, kernel launches dominate.
 
-The first calls run plainly, on the stream of the capture, as real training steps; then the step is recorded once and
-replayed. Whatever the step reads must keep its memory: parameters, optimiser state, gate masks and learning rates do.
+The first calls run eagerly, on the capture stream, as real training steps; then the step is captured once and
+replayed. All of its inputs must keep their memory: parameters, optimiser state, gate masks and learning rates do.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 Step = Callable[[Tensor, Tensor], Tensor]
-"""Images and labels of one batch -> the loss, detached, after the optimiser has moved."""
+"""Images and labels of one batch -> the detached loss; includes the optimiser's update."""
 
 PLAIN_STEPS = 4
-"""Steps before the recording: lazily made state (optimisers, autotuning, compilation) must exist by then."""
+"""Eager steps before the capture, for lazy initialization: optimiser state, autotuning, compilation."""
 
 
 class CapturedStep:
-    """A step that replays itself from a CUDA graph. Batches that do not look like the first one run plainly."""
+    """A step that is replayed from a CUDA graph. Batches of other shapes than the first one run eagerly."""
 
     def __init__(self, step: Step) -> None:
         self.step = step

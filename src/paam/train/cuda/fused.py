@@ -1,7 +1,7 @@
-"""A network that trains and is evaluated through kernels of our own, written in Triton.
+"""Fused training and evaluation of a network by Triton kernels.
 
-Small networks on a large GPU are limited by how many kernels there are and by how often they read their input: see
-kernels/norm.py and kernels/conv.py.
+Small networks on a large GPU are bound by the number of kernels and by memory traffic: see kernels/norm.py and
+kernels/conv.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from paam.graph.gating import apply_gate
 from paam.graph.modes import copying
-from paam.train.cuda.kernels.conv import Behind
+from paam.train.cuda.kernels.conv import Epilogue
 from paam.train.cuda.kernels.counting import check_countable
 from paam.train.cuda.kernels.fast_conv import FastConv, is_fast
 from paam.train.cuda.kernels.frozen_norm import FrozenNorm
@@ -24,7 +24,7 @@ from paam.train.cuda.kernels.norm import TrainedNorm
 
 
 class FusedNorm(nn.Module):
-    """relu(bn(x) + other) * gate, by a batch norm that it shares with the network."""
+    """relu(bn(x) + other) * gate, with a batch norm shared with the network."""
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()
@@ -46,11 +46,11 @@ class FusedNorm(nn.Module):
         return result
 
     def _knows(self, x: Tensor, other: Tensor | None, gate: Tensor | None) -> bool:
-        """Whether the kernels have every gradient: none into gates with batch statistics, none into a frozen norm."""
+        """Whether the kernels support all gradients: not for gates with batch statistics, nor for a frozen norm."""
         if other is not None and other.shape != x.shape:
             return False
         if self.norm.training and x.numel() == x.shape[1]:
-            return False  # one value per channel, which torch refuses in its own words
+            return False  # one value per channel: leave the error to torch
         if not torch.is_grad_enabled():
             return True
         if self.norm.training:
@@ -59,7 +59,7 @@ class FusedNorm(nn.Module):
 
 
 class ConvNorm(nn.Module):
-    """A convolution and the chain behind it: at once where neither statistics nor gradients are wanted."""
+    """A convolution and its epilogue chain: one kernel if neither batch statistics nor gradients are needed."""
 
     def __init__(self, conv: FastConv, norm: FusedNorm) -> None:
         super().__init__()
@@ -68,16 +68,16 @@ class ConvNorm(nn.Module):
     def forward(self, x: Tensor, other: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
         norm = self.norm.norm
         same = other is None or other.shape == (x.shape[0], norm.num_features, *x.shape[2:])
-        if norm.training or torch.is_grad_enabled() or not same or not self.conv.knows(x):
+        if norm.training or torch.is_grad_enabled() or not same or not self.conv.supports(x):
             result: Tensor = self.norm(self.conv(x), other, gate)
             return result
         assert norm.running_mean is not None and norm.running_var is not None  # noqa: PT018 - fused() chose such norms
         affine = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
-        return self.conv.with_norm(x, Behind(*affine, norm.eps, other, gate))
+        return self.conv.with_norm(x, Epilogue(*affine, norm.eps, other, gate))
 
 
 class OutOfPlace(nn.Module):
-    """A layer that would change its input in place, which others may read later here than in the network itself."""
+    """Replaces an in-place layer: in the fused network, others may read its input later than in the original."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -94,14 +94,14 @@ HOLDER = "paam_fused"
 
 
 def fused(network: fx.GraphModule) -> fx.GraphModule:
-    """The same network by kernels of our own, sharing its layers; or the network itself, where they would not help.
+    """The fused network, which shares the layers; or the network itself, if there is nothing to fuse.
 
-    Every chain of norm, sum, ReLU and gate becomes one; convolutions of few channels are replaced.
+    Every chain of norm, sum, ReLU and gate is fused; convolutions of few channels are replaced.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(network.graph, {}))
     if any(node.op == "get_attr" and isinstance(_attribute(network, node), nn.Parameter) for node in graph.nodes):
-        return network  # its rounded twin would be put into the network, not into the copy that a new one holds
+        return network  # rounded weights are put into the network, not into the deep copy that a fused one would have
     result = fx.GraphModule(network, graph, f"Fused{type(network).__name__}")
     layers = {node: result.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"}
     readers = Counter(id(parameter) for layer in layers.values() for parameter in layer.parameters())
@@ -145,12 +145,12 @@ def _attribute(network: nn.Module, node: fx.Node) -> Any:
 
 
 def _has_hooks(layer: nn.Module) -> bool:
-    """Whether somebody listens to a layer's calls, and would hear nothing of ours."""
+    """Whether a layer has hooks, which fused kernels would not call."""
     return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
 
 
 def _chain(node: fx.Node, layers: dict[fx.Node, nn.Module]) -> tuple[list[fx.Node], Any, Any] | None:
-    """The nodes of a chain that begins with this layer, the value added and the gate; None if it is no chain."""
+    """The nodes of a chain that starts at this layer, the value added and the gate; None if it is not a chain."""
     norm = layers[node]
     plain = type(norm) is nn.BatchNorm2d and norm.affine and norm.track_running_stats and norm.momentum is not None
     if not plain or norm.weight.dtype != torch.float32 or len(node.users) != 1:

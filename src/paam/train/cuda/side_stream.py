@@ -1,4 +1,4 @@
-"""A second stream of a GPU: small kernels leave room for others beside them."""
+"""A side CUDA stream: small kernels leave room for concurrent ones."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def second_stream(device: torch.device) -> Any:
 
 
 @contextmanager
-def beside(device: torch.device) -> Iterator[None]:
-    """Work that begins when all that was asked for so far is done, and that only :func:`join` waits for.
+def on_side_stream(device: torch.device) -> Iterator[None]:
+    """Run work on the side stream, after everything queued so far; only :func:`join` waits for it.
 
-    What it reads must be held until then. Its own memory is used again by the second stream alone, and that always
-    begins by waiting for the first: so what it leaves may be read on the first one and let go of.
+    Keep its inputs alive until then. Memory allocated in it is reused by the side stream only, which always waits for
+    the main stream first: so its results may be read and freed on the main stream.
     """
     second = second_stream(device)
     second.wait_stream(torch.cuda.current_stream(device))
@@ -29,5 +29,5 @@ def beside(device: torch.device) -> Iterator[None]:
 
 
 def join(device: torch.device) -> None:
-    """Let what follows wait for the second stream."""
+    """Make the main stream wait for the side stream."""
     torch.cuda.current_stream(device).wait_stream(second_stream(device))

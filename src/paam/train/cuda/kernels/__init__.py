@@ -1,1 +1,1 @@
-"""Kernels in Triton; they are imported on a GPU only."""
+"""Triton kernels; import on GPU machines only."""

@@ -1,6 +1,6 @@
-"""3 x 3 convolutions of few channels in Triton, and those with a frozen norm, sum, ReLU and gate behind them.
+"""3 x 3 convolutions of few channels in Triton, with an optional epilogue of frozen norm, sum, ReLU and gate.
 
-Libraries tune for wide layers; these are for few channels (benchmarks/kernels.h200.txt).
+cuDNN is tuned for wide layers; these are for few channels (benchmarks/kernels.h200.txt).
 
 Shapes as in rows.py; weights are [F, 9, C], taps in row order.
 """
@@ -19,9 +19,9 @@ from paam.train.cuda.kernels.norm import relu
 from paam.train.cuda.kernels.rows import SIZES, SPAN, padded, place_row, read_row, unit
 
 FORWARD = {16: (2, 64, 4, 16, 3), 32: (2, 128, 4, 1, 2), 64: (2, 64, 4, 1, 2)}
-"""Widest side, padded -> positions that are computed together, groups of them, warps, rows, stages of reading.
+"""Larger of C and F, padded -> positions per group, groups per program, warps, rows, pipeline stages.
 
-Wider layers are left to the library.
+Wider layers use cuDNN.
 """
 
 
@@ -30,7 +30,7 @@ def _taps(
     weight, down, channels, filters,
     transposed: tl.constexpr, group: tl.constexpr, block_c: tl.constexpr, block_f: tl.constexpr,
 ):  # fmt: skip
-    """[SPAN * block_c, group * block_f]: the row ``down`` of taps, for every member of a group at its place."""
+    """[SPAN * block_c, group * block_f]: row ``down`` of taps, shifted for every member of a group."""
     k, n = tl.arange(0, SPAN * block_c), tl.arange(0, group * block_f)
     j, c, g, f = k // block_c, k % block_c, n // block_f, n % block_f
     if transposed:
@@ -52,7 +52,7 @@ def _write_row(
     height: tl.constexpr, width: tl.constexpr,
     has_norm: tl.constexpr, has_other: tl.constexpr, group: tl.constexpr, block_f: tl.constexpr,
 ):  # fmt: skip
-    """A row of products; or of relu(scale * product + shift + other) * kept: norm, sum, ReLU and gate behind them."""
+    """Store a row of products, or with the epilogue: relu(scale * product + shift + other) * kept."""
     where, inside = place_row(m, groups, filters, row, first, stop, height, width, group, block_f)
     if has_norm:
         total = total * scale[None, :] + shift[None, :]
@@ -71,9 +71,9 @@ def _convolve(
 ):  # fmt: skip
     """y[m, f] = sum over taps and channels of x[m + tap, c] weight[f, tap, c], for columns of groups of neighbours m.
 
-    A program makes one row of the output out of three; or it goes down ``rows`` rows, reads each once, and adds it to
-    the three of the output that it touches, three rows at a time, so that no sum changes its registers.
-    ``transposed``: the gradient of the input. x is the output's gradient then, its channels are the weight's filters,
+    A program computes one output row from three input rows; or it iterates over ``rows`` rows, reads each once, and
+    adds it to the three output rows that it affects, unrolled by three, so that accumulators stay in their registers.
+    ``transposed``: the gradient of the input; then x is the output's gradient, its channels are the weight's filters,
     and taps are mirrored.
     """
     channels, filters = channels * unit_c, filters * unit_f
@@ -112,8 +112,8 @@ def _convolve(
                 one, two = two, three
 
 
-class Behind(NamedTuple):
-    """What is done to a convolution's output: a frozen norm [F], then the sum, ReLU and gate [F]."""
+class Epilogue(NamedTuple):
+    """Epilogue of a convolution: a frozen norm [F], then the sum, ReLU and gate [F]."""
 
     gain: Tensor
     bias: Tensor
@@ -124,8 +124,8 @@ class Behind(NamedTuple):
     gate: Tensor | None
 
 
-def convolve(x: Tensor, weight: Tensor, *, transposed: bool = False, behind: Behind | None = None) -> Tensor:
-    """The convolution, with what is behind it; or the gradient of its input."""
+def convolve(x: Tensor, weight: Tensor, *, transposed: bool = False, epilogue: Epilogue | None = None) -> Tensor:
+    """The convolution with its epilogue, or the gradient of its input."""
     number, channels, height, width = x.shape
     filters = weight.shape[1] if transposed else weight.shape[0]
     shape = (number, filters, height, width)
@@ -134,12 +134,12 @@ def convolve(x: Tensor, weight: Tensor, *, transposed: bool = False, behind: Beh
     group, block_m, warps, rows, stages = FORWARD[max(block_c, block_f)]
     groups = number * triton.cdiv(width, group)
     grid = (triton.cdiv(groups, block_m), triton.cdiv(height, rows))
-    norm = (None, None, None, None) if behind is None else behind[:4]
-    eps, other, gate = (1.0, None, None) if behind is None else behind[4:]
+    norm = (None, None, None, None) if epilogue is None else epilogue[:4]
+    eps, other, gate = (1.0, None, None) if epilogue is None else epilogue[4:]
     _convolve[grid](
         x, weight, y, *norm, other, gate, eps, groups, channels // unit(channels), filters // unit(filters),
         height=height, width=width, unit_c=unit(channels), unit_f=unit(filters), transposed=transposed,
-        has_norm=behind is not None, has_other=other is not None, has_gate=gate is not None,
+        has_norm=epilogue is not None, has_other=other is not None, has_gate=gate is not None,
         rows=rows, stages=stages, group=group, block_m=block_m, block_c=block_c, block_f=block_f, num_warps=warps,
     )  # fmt: skip
     return y

@@ -1,4 +1,4 @@
-"""Kernels count in 32 bits."""
+"""Kernels use 32-bit indices."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from paam.errors import RecipeError
 
 
 def check_countable(values: int) -> None:
-    """Refuse a layer of more values than that."""
+    """Refuse a layer of too many values for 32-bit indices."""
     if values >= 2**31:
         raise RecipeError(
-            f"A layer of {values} values is more than paam's own kernels can count: make data.batch_size smaller, "
-            "or go without them by --set train.fused=false."
+            f"A layer of {values} values is too large for the fused kernels: use a smaller data.batch_size, "
+            "or turn them off with --set train.fused=false."
         )

@@ -1,7 +1,6 @@
-"""Batch norm with running statistics, residual sum, ReLU and gate in one: one kernel forward, one backward.
+"""Fused batch norm with running statistics, residual sum, ReLU and gate: one kernel forward, one backward.
 
-For score phases, in which the network stands still and gates are analog, for teachers and for evaluation. Shapes as in
-norm.py.
+For score phases (frozen network, analog gates), teachers and evaluation. Shapes as in norm.py.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from paam.train.cuda.kernels.norm import Sizes, block, channels_last, relu, tile
 
 @triton.jit
 def affine(weight, bias, running_mean, running_var, eps, column, inside):
-    """Scale and shift that running statistics make of the norm."""
+    """The norm with running statistics as scale and shift."""
     scale = tl.load(weight + column, inside, 0.0) / tl.sqrt(tl.load(running_var + column, inside, 1.0) + eps)
     return scale, tl.load(bias + column, inside, 0.0) - tl.load(running_mean + column, inside, 0.0) * scale
 
@@ -54,7 +53,7 @@ def _backward(
     x, other, gate, weight, bias, running_mean, running_var, dy, dx, dother, partial, positions, channels, rows, eps,
     has_other: tl.constexpr, has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
-    """Gradients into x and other, and partial sums of the gradient into the gate."""
+    """Gradients of x and other, and partial sums of the gate's gradient."""
     start, stop, column, inside = tile(rows, positions, channels, block_c)
     scale, shift = affine(weight, bias, running_mean, running_var, eps, column, inside)
     total = tl.zeros([block_c], tl.float32)
@@ -73,7 +72,7 @@ def _backward(
 
 
 class FrozenNorm(torch.autograd.Function):
-    """With running statistics, and a gradient into analog gates; none into the norm."""
+    """With running statistics and a gradient for analog gates, but none for the norm."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, other: Tensor | None, gate: Tensor | None, *norm: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Batch norm, residual sum, ReLU and gate in one: two kernels forward, two backward, where eager PyTorch has a dozen.
+"""Fused batch norm, residual sum, ReLU and gate: two kernels forward, two backward, instead of a dozen in eager mode.
 
 Shapes: activations are [M, C], M = N * H * W positions of C channels each, channels last.
 """
@@ -13,17 +13,17 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 8192
-"""Values that a program holds at a time."""
+"""Values per tile of a program."""
 
 WARPS = 4
 
 PROGRAMS = 256
-"""Programs that share the positions of a layer, at most: two for each multiprocessor of a large GPU."""
+"""Maximum programs over the positions of a layer: two per multiprocessor of a large GPU."""
 
 
 @triton.jit
 def tile(rows, positions, channels, block_c: tl.constexpr):
-    """This program's part of a layer: first position and the one behind its last, channels and which of them exist."""
+    """This program's part of a layer: first position, end position, channels and their mask."""
     start = tl.program_id(0) * rows
     column = tl.program_id(1) * block_c + tl.arange(0, block_c)
     return start, tl.minimum(start + rows, positions), column, column < channels
@@ -31,20 +31,20 @@ def tile(rows, positions, channels, block_c: tl.constexpr):
 
 @triton.jit
 def block(first, stop, channels, column, inside, block_m: tl.constexpr):
-    """[block_m, channels]: where the values of some positions lie, and which of them exist."""
+    """[block_m, channels]: offsets of the values of some positions, and their mask."""
     row = first + tl.arange(0, block_m)
     return row[:, None] * channels + column[None, :], (row < stop)[:, None] & inside[None, :]
 
 
 @triton.jit
 def relu(value):
-    """Of what is no number too: training stops at that, and must see it."""
+    """ReLU that propagates NaN: training must see it in order to stop."""
     return tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _totals(partial, programs, channels, column, inside, block_p: tl.constexpr):
-    """The two sums of each channel of this block, out of what all programs have."""
+    """Reduce the partial sums of all programs to two sums per channel of this block."""
     one = tl.zeros(column.shape, tl.float32)
     two = tl.zeros(column.shape, tl.float32)
     for first in range(0, programs, block_p):
@@ -59,7 +59,7 @@ def _totals(partial, programs, channels, column, inside, block_p: tl.constexpr):
 
 @triton.jit
 def _statistics(x, partial, positions, channels, rows, block_m: tl.constexpr, block_c: tl.constexpr):
-    """Sums of x and of its square, around the channel's first value: a large mean must not swallow the variance."""
+    """Sums of x and of its square, shifted by the channel's first value, against cancellation for a large mean."""
     start, stop, column, inside = tile(rows, positions, channels, block_c)
     origin = tl.load(x + column, inside, 0.0).to(tl.float32)
     one = tl.zeros([block_c], tl.float32)
@@ -82,7 +82,7 @@ def _forward(
     has_other: tl.constexpr, has_gate: tl.constexpr,
     block_m: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
-    """relu(bn(x) + other) * gate, with the statistics of this batch; ``saved``: mean and inverse deviation."""
+    """relu(bn(x) + other) * gate, with the statistics of this batch; ``saved``: mean and inverse standard deviation."""
     start, stop, column, inside = tile(rows, positions, channels, block_c)
     one, two = _totals(partial, programs, channels, column, inside, block_p)
     away = one / positions
@@ -112,10 +112,10 @@ def _forward(
 
 
 @triton.jit
-def _behind(
+def _output_gradient(
     x, y, dy, place, there, scale, shift, gate, column, inside, has_other: tl.constexpr, has_gate: tl.constexpr
 ):
-    """x, and the gradient behind the norm: of gate and ReLU. Whether ReLU let through, y tells, or x if that is all."""
+    """x, and the gradient after gate and ReLU. ReLU's mask comes from y, or from x if nothing was added."""
     value = tl.load(x + place, there, 0.0).to(tl.float32)
     grad = tl.load(dy + place, there, 0.0).to(tl.float32)
     passed = tl.load(y + place, there, 0.0).to(tl.float32) if has_other else value * scale[None, :] + shift[None, :]
@@ -127,7 +127,7 @@ def _behind(
 
 @triton.jit
 def _affine(saved, weight, bias, channels, column, inside):
-    """Mean and inverse deviation of a batch, and the scale and shift that they make of the norm."""
+    """Mean and inverse standard deviation of a batch, and the norm's scale and shift."""
     mean, inverse = tl.load(saved + column, inside, 0.0), tl.load(saved + channels + column, inside, 0.0)
     scale = tl.load(weight + column, inside, 0.0) * inverse
     return mean, inverse, scale, tl.load(bias + column, inside, 0.0) - mean * scale
@@ -138,14 +138,14 @@ def _backward_sums(
     x, y, dy, saved, gate, weight, bias, partial, positions, channels, rows,
     has_other: tl.constexpr, has_gate: tl.constexpr, block_m: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the gradient behind the norm, and of it times the normalised value."""
+    """Sums of the norm's output gradient, and of its product with the normalised value."""
     start, stop, column, inside = tile(rows, positions, channels, block_c)
     mean, inverse, scale, shift = _affine(saved, weight, bias, channels, column, inside)
     one = tl.zeros([block_c], tl.float32)
     two = tl.zeros([block_c], tl.float32)
     for first in range(start, stop, block_m):
         place, there = block(first, stop, channels, column, inside, block_m)
-        value, grad = _behind(x, y, dy, place, there, scale, shift, gate, column, inside, has_other, has_gate)
+        value, grad = _output_gradient(x, y, dy, place, there, scale, shift, gate, column, inside, has_other, has_gate)
         one += tl.sum(grad, 0)
         two += tl.sum(grad * (value - mean[None, :]) * inverse[None, :], 0)
     place = tl.program_id(0) * 2 * channels + column
@@ -167,7 +167,7 @@ def _backward(
         tl.store(dbias + column, sum_grad, inside)
     for first in range(start, stop, block_m):
         place, there = block(first, stop, channels, column, inside, block_m)
-        value, grad = _behind(x, y, dy, place, there, scale, shift, gate, column, inside, has_other, has_gate)
+        value, grad = _output_gradient(x, y, dy, place, there, scale, shift, gate, column, inside, has_other, has_gate)
         if has_other:
             tl.store(dother + place, grad.to(dother.dtype.element_ty), there)
         normal = (value - mean[None, :]) * inverse[None, :]
@@ -176,7 +176,7 @@ def _backward(
 
 
 class Sizes:
-    """How a layer of [N, C, H, W] is shared among programs."""
+    """The grid for a layer of [N, C, H, W]."""
 
     def __init__(self, x: Tensor) -> None:
         self.channels = x.shape[1]
@@ -199,7 +199,7 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 class TrainedNorm(torch.autograd.Function):
-    """With the batch's statistics: x [N, C, H, W], other like x or None, gate [C] of zeros and ones or None."""
+    """With batch statistics: x [N, C, H, W], other like x or None, gate [C] of zeros and ones or None."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, other: Tensor | None, gate: Tensor | None, *norm: Any) -> Tensor:

@@ -1,7 +1,7 @@
-"""What convolutions share: rows of images, read and written by groups of neighbours.
+"""Shared parts of the convolution kernels: read and write image rows by groups of neighbours.
 
 Shapes: activations are [M, C] with M = N * H * W positions, channels last. A group is one or two neighbours of a row;
-groups are counted through one row of every image, so that a program can go down the rows with the same groups.
+groups are numbered across one row of all images, so that a program can iterate over rows with the same groups.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import triton
 import triton.language as tl
 
 SPAN: tl.constexpr = tl.constexpr(4)
-"""Positions of a row that are read together. A group of one or two neighbours reads that much in each of three rows."""
+"""Positions of a row per load. A group of one or two neighbours loads that many in each of three rows."""
 
 SIZES = ["groups", "channels", "filters", "share", "programs", "size"]
-"""Numbers that a kernel is not compiled anew for: pruned networks have dozens of them.
+"""Arguments that a kernel is not specialized for: pruned networks have dozens of values.
 
-Channels and filters are given in units of 8 where that can be: so their rows are known to be readable in whole pieces.
+Channels and filters are passed in units of 8 where possible, so that the compiler can vectorize their loads.
 """
 
 
 @triton.jit
 def places(m, width: tl.constexpr, group: tl.constexpr):
-    """Of groups, counted through one row of every image: the image, and the column where the group begins."""
+    """Of groups, numbered across one row of all images: the image, and the group's first column."""
     across = (width + group - 1) // group
     return m // across, (m % across) * group
 
@@ -30,7 +30,7 @@ def places(m, width: tl.constexpr, group: tl.constexpr):
 def read_row(
     x, m, groups, channels, row, height: tl.constexpr, width: tl.constexpr, group: tl.constexpr, block_c: tl.constexpr
 ):
-    """[groups, SPAN * block_c]: a group and its neighbours to both sides in a row of the image; 0 outside of it."""
+    """[groups, SPAN * block_c]: a group with its neighbours on both sides in a row; 0 outside of the image."""
     image, column = places(m, width, group)
     k = tl.arange(0, SPAN * block_c)
     j, c = k // block_c, k % block_c
@@ -46,7 +46,7 @@ def place_row(
     m, groups, filters, row, first, stop, height: tl.constexpr, width: tl.constexpr, group: tl.constexpr,
     block_f: tl.constexpr,
 ):  # fmt: skip
-    """[groups, group * block_f]: where the groups' own values lie in a row; which exist, in the rows ``first:stop``."""
+    """[groups, group * block_f]: offsets of the groups' own values in a row; and their mask in rows ``first:stop``."""
     image, column = places(m, width, group)
     n = tl.arange(0, group * block_f)
     g, f = n // block_f, n % block_f

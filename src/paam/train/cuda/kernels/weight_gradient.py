@@ -1,4 +1,4 @@
-"""Gradients of the weights of 3 x 3 convolutions in Triton: parts of the sum by one kernel, the sum by another.
+"""Weight gradients of 3 x 3 convolutions in Triton: partial sums by one kernel, their sum by another.
 
 Shapes as in rows.py; weights are [F, 9, C], taps in row order.
 """
@@ -13,20 +13,20 @@ from torch import Tensor
 from paam.train.cuda.kernels.rows import SIZES, SPAN, padded, place_row, read_row, unit
 
 WEIGHT = {16: (2, 128, 4, 3, 8, 3), 32: (2, 64, 4, 1, 8, 3), 64: (1, 64, 8, 1, 8, 3)}
-"""Widest side, padded -> positions together, groups of them, warps, rows of taps (1 or 3), rows, stages of reading."""
+"""Larger of C and F, padded -> positions per group, groups, warps, rows of taps (1 or 3), rows, pipeline stages."""
 
 PROGRAMS = 256
-"""Programs that weights' gradients are shared among, at most, where layers are not very high: each leaves a part."""
+"""Maximum programs, and so partial sums, per weight gradient; more only for very high layers."""
 
 SUM = {"block_p": 128, "block": 32}
-"""Parts and weights that one program adds up at a time."""
+"""Partial sums and weights per tile of the final sum."""
 
 
 @triton.jit
 def _store_taps(
     parts, part, total, down, channels, filters, group: tl.constexpr, block_c: tl.constexpr, block_f: tl.constexpr
 ):
-    """One row of taps out of products of all that was read together: parts [programs, group, F, 9, C]."""
+    """Store one row of taps of the products of a load: parts [programs, group, F, 9, C]."""
     k, n = tl.arange(0, SPAN * block_c), tl.arange(0, group * block_f)
     j, c, g, f = k // block_c, k % block_c, n // block_f, n % block_f
     tap = j[:, None] - g[None, :]
@@ -52,7 +52,7 @@ def _weight_partial(
 ):  # fmt: skip
     """Sums over this program's ``share`` of groups and ``rows`` rows of x[m + tap, c] dy[m, f].
 
-    For one row of taps; or for all three: each row of either is read once then.
+    For one row of taps; or for all three, in which case each row of x and dy is read once.
     """
     channels, filters = channels * unit_c, filters * unit_f
     start = tl.program_id(0) * share
