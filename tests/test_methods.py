@@ -25,6 +25,7 @@ from paam.methods.parts import cut_by, pipeline
 from paam.models import resnet20
 from paam.pruning.criteria import FPGM, HRANK, L1, distances, rank
 from paam.pruning.criterion import Criterion, find_criterion, register_criterion
+from paam.pruning.scorers import SCORERS
 from paam.runs.run import run
 from paam.runs.setup import make_pruner
 from paam.train.engine import Engine
@@ -255,6 +256,18 @@ def test_a_method_of_ones_own_is_one_small_file(tmp_path, monkeypatch):
     assert events[0].method == "L1, once"
     with pytest.raises(RecipeError, match="a method 'once' already"):
         register_method(Method("once", once.label, once.phases))
+
+
+def test_a_scorer_beside_a_criterion_is_refused():
+    image = torch.zeros(1, 3, 8, 8)
+    for scorer in ("kq", lambda filters, weights: SCORERS["free"](filters, weights)):
+        with pytest.raises(RecipeError, match="Give a scorer, .* or a criterion, .* but not both"):
+            paam.Pruner(Small(), image, scorer=scorer, criterion="l1")
+    assert paam.Pruner(Small(), image, scorer=None, criterion="l1").optimizer is None
+    assert paam.Pruner(Small(), image, criterion="l1").optimizer is None
+    assert paam.Pruner(Small(), image).optimizer is not None
+    again = copy.deepcopy(paam.Pruner(Small(), image, criterion="l1"))
+    assert again.criterion == L1
 
 
 def test_names_that_there_are_not_and_scores_that_are_none():

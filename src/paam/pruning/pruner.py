@@ -37,11 +37,14 @@ from paam.pruning.scorers import MakeScorer, scorer_of
 from paam.pruning.select import Selection, select
 from paam.pruning.state import pruner_state, restore_pruner
 
+_NOT_GIVEN: Any = object()
+
 
 class Pruner:
     """A gated copy of a model (``model``), its scorers, and the phases that train one or the other.
 
-    scorer       what learns scores: "kq", "vanilla", "free", or a function (filters, weights of each) -> paam.Scorer
+    scorer       what learns scores: "kq" (if neither is given), "vanilla", "free", or a function (filters, weights of
+                 each) -> paam.Scorer; None for scores that a criterion gives when something is selected
     criterion    what gives scores instead, learning nothing: "l1", "l2", "fpgm", "hrank", "random", or a paam.Criterion
     activation   what turns a scorer's output into a score, by name or as a function of tensors
     penalty      lambda, the weight of the scores' l1 norm
@@ -68,7 +71,7 @@ class Pruner:
         model: nn.Module,
         example_inputs: Tensor | tuple[Tensor, ...],
         *,
-        scorer: str | MakeScorer | None = "kq",
+        scorer: str | MakeScorer | None = _NOT_GIVEN,
         criterion: Chosen | None = None,
         activation: str | Callable[[Tensor], Tensor] = "leaky-exponential",
         penalty: float = 5e-4,
@@ -85,6 +88,10 @@ class Pruner:
         inplace: bool = False,
         check: bool = True,
     ) -> None:
+        if scorer is _NOT_GIVEN:
+            scorer = "kq" if criterion is None else None
+        elif scorer is not None and criterion is not None:
+            raise RecipeError("Give a scorer, which learns scores, or a criterion, which computes them, but not both.")
         settings = {"score_norm": score_norm, "penalty": penalty, "alpha": alpha, "dim_ratio": dim_ratio}
         for name, value in {**settings, "balance": balance}.items():
             check_setting(PruneSettings, name, value)
@@ -93,9 +100,7 @@ class Pruner:
         chosen = {"scorer": scorer, "criterion": criterion, "activation": activation, "score_lr": score_lr}
         self._options = {**settings, **structure, **chosen, "balance": balance}
         self.criterion = None if criterion is None else find_criterion(criterion)
-        make_scorer = None if criterion is not None else scorer
-        if isinstance(make_scorer, str):
-            make_scorer = scorer_of(make_scorer, dim_ratio=dim_ratio, alpha=alpha)
+        make_scorer = scorer_of(scorer, dim_ratio=dim_ratio, alpha=alpha) if isinstance(scorer, str) else scorer
         phi = find_activation(activation)
         self.network = prepare(
             model if inplace else deep_copy(model),
