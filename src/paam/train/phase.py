@@ -6,18 +6,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from torch import Tensor
+
 from paam.config.recipe import Recipe
 from paam.config.settings import OptimizerSettings
 from paam.errors import RecipeError
 from paam.pruning.gates import Mode
 
 if TYPE_CHECKING:
+    from paam.pruning.pruner import Pruner
     from paam.train.engine import Engine
 
 Hook = Callable[["Engine"], None]
 """What a method does at a point of a phase: select, emit events, change weights of ``engine.pruner``.
 
-A run may be resumed at any epoch: what a hook remembers must follow from the pruner's state.
+A run may be resumed at any epoch: what a hook remembers must follow from the pruner's state, and what it does must be
+to that state and the record. Then each call counts once, wherever a run is stopped or killed: a checkpoint holds the
+state either before a call or after it. ``enter`` and the first step belong to one epoch, ``after_epoch`` and ``leave``
+to the epoch that they end. A stop inside of an epoch saves what ``enter`` did, and it is not called again; a run that
+is killed goes on from its last checkpoint, with the record cut back to it, and the calls since then are repeated on
+the state of before. Random numbers that a hook draws from torch's generators are the same again.
+"""
+
+ExtraLoss = Callable[["Pruner", Tensor, Tensor, Tensor], Tensor]
+"""Pruner, images, labels (or shares of classes) and logits of a step -> what is added to the loss, with its gradient.
+
+Called in every step on a CPU. On a GPU it is recorded once with the rest of the step and replayed: it must be made of
+tensor operations of fixed shapes, without a look at their values, and all that changes between steps must be tensors
+that keep their memory. It is called as the network is, under autocast and with the phase's gates set, so that it may
+run ``pruner.model`` again; that is the network that is trained in phases of the "gated" one.
 """
 
 
@@ -29,14 +46,16 @@ class Phase:
     network      what is trained: the "gated" network; the "small" one, cut out of it at the first such phase; or the
                  dense "control", which goes on from the weights that ``makes_dense`` left
     gates        of the gated network: "open" (no gate), "analog" (scores), "binary" (the current selection)
-    trains       the "network", or the "scorers" under the penalty on scores, the network frozen
+    trains       the "network", or the "scorers", the network frozen
     cycle        counted from 1; 0 outside of cycles
     taught       drawn to the teacher, if the recipe has one
     makes_dense  what it leaves is the dense network: teacher, control and dense.safetensors begin with it
+    extra_loss   added to the cross-entropy, behind what a teacher makes of it
     enter        called before the first epoch
     after_step   called after every step of the optimiser, with the phase's gates and modes set; it must not change
                  weights, of which a GPU may train rounded copies
-    after_epoch  called after every epoch, before its event is emitted; ``engine.last_epoch`` tells the phase's last
+    after_epoch  called after every epoch, before its event is emitted
+    leave        called once, after the last epoch's ``after_epoch``, before its event is emitted
     """
 
     name: str
@@ -48,9 +67,11 @@ class Phase:
     cycle: int = 0
     taught: bool = False
     makes_dense: bool = False
+    extra_loss: ExtraLoss | None = None
     enter: Hook | None = None
     after_step: Hook | None = None
     after_epoch: Hook | None = None
+    leave: Hook | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +99,7 @@ def check_phases(phases: Sequence[Phase], recipe: Recipe) -> None:
         if not isinstance(getattr(recipe, phase.settings, None), OptimizerSettings):
             raise RecipeError(f"The phase '{phase.name}' has settings '{phase.settings}', which no recipe has.")
         known = first.setdefault(phase.name, phase)
-        for what in ("settings", "network", "gates", "trains", "taught"):
+        for what in ("settings", "network", "gates", "trains", "taught", "extra_loss"):
             if getattr(known, what) != getattr(phase, what):
                 raise RecipeError(f"Two phases are called '{phase.name}', but differ in {what}; name them apart.")
         if phase.network == "gated" and small is not None:
