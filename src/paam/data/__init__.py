@@ -1,13 +1,15 @@
 """Data sets as uint8 tensors: shipped digits, CIFAR-10, and a user's own image folders, in memory or from their files.
 
+A module of this package that holds a data set registers it; all are imported here.
 Also what is done to training images (augment.py) and how images are read that memory cannot hold (stream.py).
 """
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import pkgutil
+from dataclasses import replace
 from pathlib import Path
 
 from paam.config.settings import Augmentation
@@ -15,7 +17,8 @@ from paam.data.cifar10 import load_cifar10
 from paam.data.dataset import Dataset, Split, check_share, hold_out
 from paam.data.digits import load_digits
 from paam.data.folder import load_folder
-from paam.errors import DataError, RecipeError, nearest
+from paam.data.registry import DATASETS, Wanted, check_dataset, register_dataset
+from paam.errors import DataError
 
 __all__ = [
     "DATASETS",
@@ -32,46 +35,8 @@ __all__ = [
     "register_dataset",
 ]
 
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a run asks of a data set: see :func:`load_data`."""
-
-    directory: str | Path | None
-    image_size: int | None
-    seed: int
-    memory: float
-    workers: int | None
-
-
-def _digits(wanted: Wanted) -> Dataset:
-    if wanted.directory is not None:
-        raise RecipeError("The digits come with paam and lie in no folder; leave out --data (data.directory).")
-    return load_digits(wanted.image_size)
-
-
-def _folder(wanted: Wanted) -> Dataset:
-    return load_folder(wanted.directory, wanted.image_size, wanted.seed, memory=wanted.memory, workers=wanted.workers)
-
-
-DATASETS: dict[str, Callable[[Wanted], Dataset]] = {
-    "digits": _digits,
-    "cifar10": lambda wanted: load_cifar10(wanted.directory, wanted.image_size),
-    "folder": _folder,
-}
-
-
-def register_dataset(name: str, load: Callable[[Wanted], Dataset]) -> None:
-    """Make a data set known by its name (data.name of a recipe). ``load`` returns train and test images, no holdout."""
-    if name in DATASETS:
-        raise RecipeError(f"There is a data set '{name}' already; give yours another name.")
-    DATASETS[name] = load
-
-
-def check_dataset(name: str) -> None:
-    """Raise the error that names the nearest data set where there is none called ``name``."""
-    if name not in DATASETS:
-        raise RecipeError(f"There is no data set '{name}'.{nearest(name, DATASETS)}")
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
 
 
 def load_data(
