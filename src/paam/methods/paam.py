@@ -52,7 +52,7 @@ def check(recipe: Recipe) -> None:
 
 
 def scorer(recipe: Recipe) -> MakeScorer:
-    return scorer_of(recipe.prune.scorer, dim_ratio=recipe.prune.dim_ratio, alpha=recipe.prune.alpha)
+    return scorer_of(recipe.prune.scorer, **recipe.prune.options)
 
 
 register_method(

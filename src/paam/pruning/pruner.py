@@ -33,7 +33,7 @@ from paam.pruning.activations import activation as find_activation
 from paam.pruning.attach import GatedModel, GatedOwnCode, attach
 from paam.pruning.criterion import Chosen, find_criterion, score_groups
 from paam.pruning.gates import Gate, Gates, Mode, by_filter, filter_rows
-from paam.pruning.scorers import MakeScorer, scorer_of
+from paam.pruning.scorers import MakeScorer, check_options, scorer_of
 from paam.pruning.select import Selection, select
 from paam.pruning.state import pruner_state, restore_pruner
 
@@ -52,8 +52,6 @@ class Pruner:
                  filter: "macs", "params"
     placement    where a residual block's last gate stands: behind the "sum", or on the "branch" before it
     streams      layers that write into one residual stream choose "independent" sets, or are "tied" to one
-    dim_ratio    KQ: width of keys and queries over the number of filters
-    alpha        KQ: temperature
     score_norm   batch norm in score phases: "eval" (statistics frozen) or "train"
     ignore       names of modules (or of graph nodes, as refusals name them) to leave alone: nothing in them is
                  removed, and they read whole values
@@ -64,6 +62,8 @@ class Pruner:
     inplace      train the given model's own parameters instead of a copy's
     check        compare what was recorded of the model with the model itself, on other weights and sizes, and refuse a
                  difference
+    options      of a scorer that is given by name; of KQ: dim_ratio (width of keys and queries over the number of
+                 filters) and alpha (temperature)
     """
 
     def __init__(
@@ -78,8 +78,6 @@ class Pruner:
         balance: str = "area",
         placement: str = "sum",
         streams: str = "independent",
-        dim_ratio: float = 1.0,
-        alpha: float = 1.0,
         score_norm: str = "eval",
         ignore: Sequence[str] = (),
         keep_class: bool = False,
@@ -87,20 +85,24 @@ class Pruner:
         score_lr: float | None = None,
         inplace: bool = False,
         check: bool = True,
+        **options: Any,
     ) -> None:
         if scorer is _NOT_GIVEN:
             scorer = "kq" if criterion is None else None
         elif scorer is not None and criterion is not None:
             raise RecipeError("Give a scorer, which learns scores, or a criterion, which computes them, but not both.")
-        settings = {"score_norm": score_norm, "penalty": penalty, "alpha": alpha, "dim_ratio": dim_ratio}
-        for name, value in {**settings, "balance": balance}.items():
+        if options and not isinstance(scorer, str):
+            check_options(options)
+            raise RecipeError(f"{', '.join(options)}: options are for scorers that are given by name.")
+        settings = {"score_norm": score_norm, "penalty": penalty, "balance": balance}
+        for name, value in settings.items():
             check_setting(PruneSettings, name, value)
         structure: dict[str, Any] = {"placement": placement, "streams": streams, "ignore": ignore}
         structure |= {"keep_class": keep_class, "on_decision": on_decision, "check": check}
         chosen = {"scorer": scorer, "criterion": criterion, "activation": activation, "score_lr": score_lr}
-        self._options = {**settings, **structure, **chosen, "balance": balance}
+        self._options = {**settings, **structure, **chosen, **options}
         self.criterion = None if criterion is None else find_criterion(criterion)
-        make_scorer = scorer_of(scorer, dim_ratio=dim_ratio, alpha=alpha) if isinstance(scorer, str) else scorer
+        make_scorer = scorer_of(scorer, **options) if isinstance(scorer, str) else scorer
         phi = find_activation(activation)
         self.network = prepare(
             model if inplace else deep_copy(model),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from paam.methods import find_method
 from paam.models import build_model
 from paam.pruning.activations import activation as find_activation
 from paam.pruning.pruner import Pruner
+from paam.pruning.scorers import check_options
 from paam.pruning.select import check_reachable
 from paam.train.device import on_device
 from paam.train.divergence import HOPELESS
@@ -29,9 +30,14 @@ def check_seed(seed: int) -> None:
         raise RecipeError(f"The seed must be from 0 to {(1 << 31) - 1}; {seed} was given.")
 
 
-def check_recipe(recipe: Recipe) -> None:
-    """Refuse what a recipe names and there is not, and what its method cannot follow."""
+def check_recipe(recipe: Recipe) -> Recipe:
+    """Refuse what a recipe names and there is not, and what its method cannot follow.
+
+    Returns it with the defaults of scorers' options, as runs record it.
+    """
     check_values(recipe)
+    with _naming("prune"):
+        options = check_options(recipe.prune.options)
     with _naming("data.name"):
         check_dataset(recipe.data.name)
     with _naming("prune.activation"):
@@ -41,6 +47,7 @@ def check_recipe(recipe: Recipe) -> None:
     method.check(recipe)
     with _naming("prune.scorer"):
         method.scorer(recipe)
+    return replace(recipe, prune=replace(recipe.prune, options=options))
 
 
 @contextlib.contextmanager
@@ -112,7 +119,7 @@ def build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str, *, fresh
 def make_pruner(model: nn.Module, example: Tensor, recipe: Recipe) -> Pruner:
     """The model with gates, and the scorers of the recipe's method, in place."""
     settings = asdict(recipe.prune)
-    for name in ("method", "scorer", "dim_ratio", "alpha"):  # what the method's scorer has been made of
+    for name in ("method", "scorer", "options"):  # what the method's scorer has been made of
         del settings[name]
     scorer = find_method(recipe.prune.method).scorer(recipe)
     return Pruner(model, example, scorer=scorer, score_lr=recipe.score.lr, inplace=True, **settings)
