@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from paam.methods.parts import cut_by, pipeline
 from paam.models import resnet20
 from paam.pruning.criteria import FPGM, HRANK, L1, distances, rank
 from paam.pruning.criterion import Criterion, find_criterion, register_criterion
+from paam.pruning.scorers import SCORERS
+from paam.runs.checkpoint import checkpoints
 from paam.runs.run import run
 from paam.runs.setup import make_pruner
 from paam.train.engine import Engine
@@ -105,10 +108,10 @@ def test_ranks_of_maps_by_hand():
 
 
 class Small(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, in_channels: int = 3, num_classes: int = 2) -> None:
         super().__init__()
-        self.conv1, self.norm = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6)
-        self.conv2, self.linear = nn.Conv2d(6, 5, 3), nn.Linear(5, 2)
+        self.conv1, self.norm = nn.Conv2d(in_channels, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.conv2, self.linear = nn.Conv2d(6, 5, 3), nn.Linear(5, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.conv1(x)).relu()
@@ -257,6 +260,18 @@ def test_a_method_of_ones_own_is_one_small_file(tmp_path, monkeypatch):
         register_method(Method("once", once.label, once.phases))
 
 
+def test_a_scorer_beside_a_criterion_is_refused():
+    image = torch.zeros(1, 3, 8, 8)
+    for scorer in ("kq", lambda filters, weights: SCORERS["free"](filters, weights)):
+        with pytest.raises(RecipeError, match="Give a scorer, .* or a criterion, .* but not both"):
+            paam.Pruner(Small(), image, scorer=scorer, criterion="l1")
+    assert paam.Pruner(Small(), image, scorer=None, criterion="l1").optimizer is None
+    assert paam.Pruner(Small(), image, criterion="l1").optimizer is None
+    assert paam.Pruner(Small(), image).optimizer is not None
+    again = copy.deepcopy(paam.Pruner(Small(), image, criterion="l1"))
+    assert again.criterion == L1
+
+
 def test_names_that_there_are_not_and_scores_that_are_none():
     with pytest.raises(RecipeError, match="no method 'fpmg'. Did you mean 'fpgm'"):
         find_method("fpmg")
@@ -346,6 +361,117 @@ def test_a_rule_that_is_wrong_is_found_when_a_network_is_cut(monkeypatch):
         network.compact(plan)
 
 
+# ---------------------------------------------------------------- extra loss, and what happens on leaving
+
+
+def spread(pruner: paam.Pruner, images: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
+    """Answers near zero, the same ones for images that are mirrored, and small filters of the first layer."""
+    mirrored = pruner.model(images.flip(-1))
+    return 0.1 * logits.square().mean() + (mirrored - logits).square().sum() + 0.01 * pruner.model.conv1.weight.norm()
+
+
+def test_an_extra_loss_is_added_as_in_a_loop_by_hand():
+    torch.manual_seed(0)
+    images, labels = torch.randn(3, 4, 3, 8, 8).double(), torch.arange(4) % 2
+    given = dataclasses.replace(Recipe(), weight=OptimizerSettings("sgd", 0.05, 0.0))
+    pruner = paam.Pruner(lively(Small()), images[0, :1], criterion="l1", inplace=True)
+    twin = copy.deepcopy(pruner.network.traced.model).train()
+
+    class Batches:
+        steps = 3
+
+        def epoch(self, epoch: int, start: int) -> list[tuple[Tensor, Tensor]]:
+            return [(one, labels) for one in images]
+
+    phases = [Phase("drawn", 2, "weight", extra_loss=spread), Phase("plain", 1, "weight")]
+    engine = Engine(pruner, given, phases, Batches(), seed=0, emit=lambda event: None)
+    for epoch in range(3):
+        engine.run_epoch(epoch, None)
+        for one in images:
+            twin.zero_grad()
+            logits = twin(one)
+            loss = nn.functional.cross_entropy(logits, labels)
+            if epoch < 2:
+                mirrored = twin(one.flip(-1))
+                loss = loss + 0.1 * sum(value**2 for value in logits.flatten()) / logits.numel()
+                loss = loss + ((mirrored - logits) ** 2).sum() + 0.01 * (twin.conv1.weight**2).sum().sqrt()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in twin.parameters():
+                    parameter -= 0.05 * parameter.grad
+        for name, value in twin.state_dict().items():
+            torch.testing.assert_close(pruner.network.traced.model.state_dict()[name], value, rtol=1e-9, atol=1e-12)
+
+
+def halve_and_cut(engine: Engine) -> None:
+    """What shows if it is done twice, or not at all."""
+    with torch.no_grad():
+        for parameter in engine.pruner.network_parameters():
+            parameter *= 0.5
+    cut_by(L1)(engine)
+
+
+def leaving_phases(recipe: Recipe) -> tuple[Phase, ...]:
+    once = Phase("drawn", 2, "weight", taught=True, extra_loss=small_answers, leave=halve_and_cut)
+    return pipeline(recipe, *(dataclasses.replace(once, cycle=cycle) for cycle in (1, 2)))
+
+
+def small_answers(pruner: paam.Pruner, images: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
+    return 0.01 * logits.square().mean()
+
+
+@pytest.fixture
+def leaving(monkeypatch) -> Recipe:
+    monkeypatch.setattr("paam.methods.base._KNOWN", dict(known_methods()))
+    register_method(Method("leaving", label=lambda recipe: "Leaving", phases=leaving_phases))
+    monkeypatch.setitem(SETTINGS, "leaving", {"schedule": {"score": 0, "warmup": 0}})
+    small = {"model": {"name": "test_methods:Small"}, "data": {"name": "digits", "batch_size": 700}}
+    return recipe("leaving", **small, train={"checkpoint_every": 2, "threads": 1})
+
+
+def record_of(events: list[Any]) -> list[Any]:
+    """What may not depend on where a run was stopped: losses and cuts, in their order."""
+    return [
+        event.loss if isinstance(event, Epoch) else (event.kept_filters, event.accuracy)
+        for event in events
+        if isinstance(event, Epoch | Selected)
+    ]
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    ours, theirs = (load_file(out / "model.safetensors") for out in (one, other))
+    return all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_phase_is_left_once_wherever_a_run_is_stopped(tmp_path, leaving):
+    whole = run(leaving, tmp_path / "whole", device="cpu")
+    assert len(of_kind(whole, Selected)) == 2
+    steps = 5 * 2
+    for step in range(steps):
+        with pytest.raises(StoppedError):
+            run(leaving, tmp_path / "run", device="cpu", resume=step > 0, stop=lambda: True)
+        assert len(checkpoints(tmp_path / "run" / "checkpoints")) == min(step + 1, 2)
+    found = run(leaving, tmp_path / "run", device="cpu", resume=True)
+    assert record_of(found) == record_of(whole)
+    assert same_weights(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize("epoch", range(5))
+def test_a_phase_is_left_once_where_a_run_is_killed_behind_an_epoch(tmp_path, leaving, epoch):
+    """After its event, before a checkpoint: the next process does it again, on the state of before."""
+    whole = run(leaving, tmp_path / "whole", device="cpu")
+
+    def kill(event: Any) -> None:
+        if isinstance(event, Epoch) and event.epoch == epoch:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(leaving, tmp_path / "run", device="cpu", watch=kill)
+    found = run(leaving, tmp_path / "run", device="cpu", resume=True)
+    assert record_of(found) == record_of(whole)
+    assert same_weights(tmp_path / "whole", tmp_path / "run")
+
+
 # ---------------------------------------------------------------- stopped, measured, refused
 
 
@@ -423,6 +549,7 @@ def phase(name: str = "weight", **changes: Any) -> Phase:
     [
         ([phase(), phase(taught=True)], "Two phases are called 'weight', but differ in taught"),
         ([phase(), phase(gates="open")], "differ in gates"),
+        ([phase(), phase(extra_loss=spread)], "differ in extra_loss"),
         (
             [phase("finetune", network="small"), phase()],
             "'weight' trains the gated network after 'finetune' compacted it",

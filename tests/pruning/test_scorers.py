@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import tomllib
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paam.config.recipe import Recipe, recipe_from_tree, recipe_to_toml, recipe_to_tree
+from paam.config.schema import Range, arguments_of
 from paam.errors import RecipeError
 from paam.pruning.activations import ACTIVATIONS, activation
 from paam.pruning.gates import Gate, Gates, filter_rows
+from paam.pruning.pruner import Pruner
 from paam.pruning.scorers import KQ, SCORERS, Vanilla, scorer_of
+from paam.runs.setup import check_recipe, make_pruner
 
 
 def scores_of(gate: Gate) -> torch.Tensor:
@@ -199,3 +206,67 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         activation("leaky-exponentail")
     with pytest.raises(RecipeError, match="vanilla"):
         scorer_of("vanila")
+
+
+# ---------------------------------------------------------------- options
+
+
+def scored(**prune: Any) -> Recipe:
+    return recipe_from_tree({"prune": {"method": "paam", **prune}})
+
+
+def test_every_number_among_the_options_has_a_range() -> None:
+    for name, make in SCORERS.items():
+        hints = get_type_hints(make.__init__, include_extras=True)
+        for option in arguments_of(make):
+            is_number = any(part in str(hints[option]) for part in ("int", "float"))
+            assert not is_number or any(isinstance(one, Range) for one in get_args(hints[option])), (name, option)
+
+
+@pytest.mark.parametrize(
+    ("option", "allowed", "refused"),
+    [("dim_ratio", [0.25, 1], [0, -1, 65, math.nan, "1"]), ("alpha", [1e-3, 1], [0, -1, math.nan, True])],
+)
+def test_options_have_ranges_in_recipes_and_without(option: str, allowed: list[Any], refused: list[Any]) -> None:
+    net, image = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 2, 3)), torch.zeros(1, 3, 8, 8)
+    for value in allowed:
+        assert check_recipe(scored(**{option: value})).prune.options[option] == value
+        Pruner(net, image, **{option: value})
+    for value in refused:
+        with pytest.raises(RecipeError, match=f"{option} must be"):
+            check_recipe(scored(**{option: value}))
+        with pytest.raises(RecipeError, match=f"{option} must be"):
+            Pruner(net, image, **{option: value})
+
+
+def test_an_option_of_a_recipe_reaches_the_scorer_and_the_record() -> None:
+    given = check_recipe(scored(dim_ratio=0.5))
+    assert given.prune.options == {"dim_ratio": 0.5, "alpha": 1.0}
+    pruner = make_pruner(
+        torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 2, 3)), torch.zeros(1, 3, 8, 8), given
+    )
+    assert pruner.gates["0"].scorer.query.shape == (27, 2)
+    assert recipe_to_tree(given)["prune"]["dim_ratio"] == 0.5
+    assert "options" not in recipe_to_tree(given)["prune"]
+    assert recipe_from_tree(tomllib.loads(recipe_to_toml(given))) == given
+    assert check_recipe(scored(dim_ratio=0.5, scorer="vanilla")).prune.options["dim_ratio"] == 0.5  # left aside
+
+
+def test_an_option_that_no_scorer_has_is_refused_with_the_nearest() -> None:
+    net, image = torch.nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8)
+    for typed, meant in (("alhpa", "alpha"), ("penalti", "penalty"), ("options", "")):
+        with pytest.raises(RecipeError, match=f"prune: There is no scorer with an option '{typed}'.*{meant}"):
+            check_recipe(scored(**{typed: 0.5}))
+        with pytest.raises(RecipeError, match=f"no scorer with an option '{typed}'.*{meant}"):
+            Pruner(net, image, **{typed: 0.5})
+    with pytest.raises(RecipeError, match="prune.alpha must be a number, text, true or false"):
+        scored(alpha=[1])
+    for chosen in ({"criterion": "l1"}, {"scorer": SCORERS["free"]}):
+        with pytest.raises(RecipeError, match="alpha: options are for scorers that are given by name"):
+            Pruner(net, image, alpha=0.5, **chosen)
+
+
+def test_options_outlive_a_copy() -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 2, 3))
+    pruner = copy.deepcopy(Pruner(net, torch.zeros(1, 3, 8, 8), dim_ratio=0.5))
+    assert pruner.gates["0"].scorer.query.shape == (27, 2)

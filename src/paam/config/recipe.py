@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paam.config.schedule import Schedule
-from paam.config.schema import InvalidError, check, fields_of, read
+from paam.config.schema import InvalidError, check, check_plain, fields_of, read
 from paam.config.settings import (
     DataSettings,
     DistillSettings,
@@ -139,7 +139,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def recipe_from_tree(tree: Mapping[str, Any]) -> Recipe:
-    """Check a parsed TOML tree and build the recipe."""
+    """Check a parsed TOML tree and build the recipe; options of scorers are checked where scorers are known."""
     try:
         recipe = _read(tree)
     except InvalidError as error:
@@ -168,9 +168,16 @@ def check_values(recipe: Recipe) -> None:
         raise RecipeError("distill.teacher has no effect while distill.weight is 0; set it to 0.7, for example.")
 
 
+def recipe_to_tree(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain data, section by section, with the keys that it is read from."""
+    tree = dataclasses.asdict(recipe)
+    tree["prune"] |= tree["prune"].pop("options")
+    return tree
+
+
 def recipe_to_toml(recipe: Recipe) -> str:
     """The recipe with every default written out, as TOML that reads back to the same recipe."""
-    tree = dataclasses.asdict(recipe)
+    tree = recipe_to_tree(recipe)
     lines = [f"description = {_toml(tree.pop('description'))}"]
     for section, values in tree.items():
         lines += ["", f"[{section}]"]
@@ -210,5 +217,9 @@ def _read(tree: Mapping[str, Any]) -> Recipe:
             continue
         if field.kind is OptimizerSettings and isinstance(section, Mapping):
             section = {**dataclasses.asdict(getattr(Recipe(), name)), **section}
+        if field.kind is PruneSettings and isinstance(section, Mapping):
+            own = fields_of(PruneSettings).keys() - {"options"}
+            options = {key: check_plain(value, f"{name}.{key}") for key, value in section.items() if key not in own}
+            section = {key: value for key, value in section.items() if key in own} | {"options": options}
         sections[name] = read(field.kind, section, name)
     return read(Recipe, sections)

@@ -15,6 +15,7 @@ Recipes, plans and events are such dataclasses.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import numbers
 import os
@@ -27,6 +28,8 @@ from paam.errors import PaamError, nearest
 from paam.files.reading import shown
 
 T = TypeVar("T")
+Plain = bool | int | float | str
+"""What a key may hold whose own range is known elsewhere."""
 LARGEST = 2**63
 """Larger integers do not fit everywhere that they are used."""
 
@@ -101,6 +104,14 @@ def fields_of(kind: Any) -> dict[str, Field]:
     return found
 
 
+def arguments_of(function: Callable[..., Any]) -> dict[str, tuple[Check, Any]]:
+    """Of the keyword-only arguments of a function, or of a class, by name: what checks a value, and the default."""
+    own = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+    hints = get_type_hints(own, include_extras=True)
+    named = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    return {one.name: (_checker(hints[one.name]), one.default) for one in named}
+
+
 def read(kind: type[T], tree: Any, where: str = "", *, extra: bool = False) -> T:
     """Parse a table into the dataclass ``kind``. ``where``: the name of the table, for messages.
 
@@ -151,6 +162,8 @@ def _plain(value: Any) -> Any:
 
 def _checker(hint: Any) -> Check:
     origin, inner = get_origin(hint), get_args(hint)
+    if hint == Plain:
+        return check_plain
     if origin is Annotated:
         return _value_checker(inner[0], inner[1])
     if origin in (Union, UnionType):
@@ -199,6 +212,13 @@ def _value_checker(hint: Any, constraint: OneOf | Range | None) -> Check:
         return value
 
     return check_value
+
+
+def check_plain(value: Any, name: str) -> Any:
+    """A value that a :data:`Plain` key may hold."""
+    if type(value) not in _WANTED:
+        raise InvalidError(f"{name} must be a number, text, true or false (got {shown(value)}).")
+    return _value_checker(type(value), None)(value, name)
 
 
 def _or_none(inner: Check) -> Check:

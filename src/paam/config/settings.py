@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from paam.config.schedule import DECAYS
-from paam.config.schema import InvalidError, OneOf, Range, check_field
+from paam.config.schema import InvalidError, OneOf, Plain, Range, check_field
 from paam.errors import RecipeError
 
 NOT_NEGATIVE = Range(0)
@@ -69,7 +69,10 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class PruneSettings:
-    """``method``: name of a method in paam.methods. See paam.Pruner for the others."""
+    """``method``: name of a method in paam.methods. See paam.Pruner for the others.
+
+    ``options``: all other keys of the section: options of scorers.
+    """
 
     method: str = "paam"
     scorer: str = "kq"
@@ -78,10 +81,9 @@ class PruneSettings:
     balance: Annotated[str, OneOf("area", "side", "none", "macs", "params")] = "area"
     placement: Annotated[str, OneOf("sum", "branch")] = "sum"
     streams: Annotated[str, OneOf("independent", "tied")] = "independent"
-    dim_ratio: Annotated[float, Range(1e-6, 64)] = 1.0
-    alpha: Annotated[float, Range(0, above=True)] = 1.0
     score_norm: Annotated[str, OneOf("eval", "train")] = "eval"
     ignore: tuple[str, ...] = ()
+    options: dict[str, Plain] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """Data sets as uint8 tensors: bundled digits, CIFAR-10 and image folders, in memory or streamed from files.
 
+Each module of this package that has a data set registers it; all are imported here.
 Also augmentation (augment.py) and streaming for data sets that do not fit into memory (stream.py).
 """
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import pkgutil
+from dataclasses import replace
 from pathlib import Path
 
 from paam.config.settings import Augmentation
@@ -16,8 +18,9 @@ from paam.data.dataset import Dataset, Split, check_share, hold_out
 from paam.data.digits import load_digits
 from paam.data.folder import load_folder
 from paam.data.marks import Covers, mark_files, mark_pixels
+from paam.data.registry import DATASETS, Wanted, check_dataset, register_dataset
 from paam.data.stream import ImageFiles
-from paam.errors import DataError, RecipeError, nearest
+from paam.errors import DataError
 
 __all__ = [
     "DATASETS",
@@ -34,46 +37,8 @@ __all__ = [
     "register_dataset",
 ]
 
-
-@dataclass(frozen=True)
-class Wanted:
-    """Arguments for loading a data set: see :func:`load_data`."""
-
-    directory: str | Path | None
-    image_size: int | None
-    seed: int
-    memory: float
-    workers: int | None
-
-
-def _digits(wanted: Wanted) -> Dataset:
-    if wanted.directory is not None:
-        raise RecipeError("The digits are bundled with paam; leave out --data (data.directory).")
-    return load_digits(wanted.image_size)
-
-
-def _folder(wanted: Wanted) -> Dataset:
-    return load_folder(wanted.directory, wanted.image_size, wanted.seed, memory=wanted.memory, workers=wanted.workers)
-
-
-DATASETS: dict[str, Callable[[Wanted], Dataset]] = {
-    "digits": _digits,
-    "cifar10": lambda wanted: load_cifar10(wanted.directory, wanted.image_size),
-    "folder": _folder,
-}
-
-
-def register_dataset(name: str, load: Callable[[Wanted], Dataset]) -> None:
-    """Register a data set under a name (data.name of a recipe). ``load`` returns train and test images, no holdout."""
-    if name in DATASETS:
-        raise RecipeError(f"The data set '{name}' is already registered; choose another name.")
-    DATASETS[name] = load
-
-
-def check_dataset(name: str) -> None:
-    """Raise an error with the nearest name if there is no data set ``name``."""
-    if name not in DATASETS:
-        raise RecipeError(f"There is no data set '{name}'.{nearest(name, DATASETS)}")
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
 
 
 def load_data(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from paam.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Dataset, Split, check_native_size
 from paam.data.marks import mark_pixels
+from paam.data.registry import register_dataset
 from paam.data.safe_unpickle import safe_load
 from paam.errors import DataError
 
@@ -169,3 +170,6 @@ PYTHON = Layout(
     size="about 31,035,000 bytes",
     read=_read_python,
 )
+
+
+register_dataset("cifar10", lambda wanted: load_cifar10(wanted.directory, wanted.image_size))

@@ -17,6 +17,8 @@ import torch
 
 from paam.data.dataset import Dataset, Split, check_native_size
 from paam.data.marks import mark_pixels
+from paam.data.registry import Wanted, register_dataset
+from paam.errors import RecipeError
 
 
 def load_digits(image_size: int | None = None) -> Dataset:
@@ -47,3 +49,12 @@ def load_digits(image_size: int | None = None) -> Dataset:
         mean=(fractions.mean().item(),),
         std=(fractions.std(correction=0).item(),),
     )
+
+
+def _wanted(wanted: Wanted) -> Dataset:
+    if wanted.directory is not None:
+        raise RecipeError("The digits come with paam and lie in no folder; leave out --data (data.directory).")
+    return load_digits(wanted.image_size)
+
+
+register_dataset("digits", _wanted)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from paam.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Dataset, Split, stratified_mask
 from paam.data.marks import mark_files
+from paam.data.registry import Wanted, register_dataset
 from paam.data.stream import ImageFiles, usual_workers
 from paam.errors import DataError, RecipeError
 from paam.files.reading import LARGEST_IMAGE, open_to_read
@@ -193,3 +194,10 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F"):
         raise ValueError(f"unsupported Pillow mode {image.mode}, which has no defined range")
     return image.convert("RGB")
+
+
+def _wanted(wanted: Wanted) -> Dataset:
+    return load_folder(wanted.directory, wanted.image_size, wanted.seed, memory=wanted.memory, workers=wanted.workers)
+
+
+register_dataset("folder", _wanted)

@@ -17,20 +17,31 @@ from paam.train.phase import Phase
 
 
 def phases(recipe: Recipe) -> tuple[Phase, ...]:
-    soft = Phase("soft", recipe.schedule.weight, "weight", taught=True, label="soft pruning", after_epoch=set_to_zero)
+    soft = Phase(
+        "soft",
+        recipe.schedule.weight,
+        "weight",
+        taught=True,
+        label="soft pruning",
+        after_epoch=set_to_zero,
+        leave=emit_selection,
+    )
     cycles = (dataclasses.replace(soft, cycle=cycle + 1) for cycle in range(recipe.schedule.cycles))
     return pipeline(recipe, *cycles)
 
 
 def set_to_zero(engine: Engine) -> None:
     """Select by l2 norms and zero the other filters in convolutions and linear layers; norms are unchanged."""
-    assert engine.place is not None
-    selection = engine.pruner.select(criterion=L2, **target_of(engine))
+    engine.pruner.select(criterion=L2, **target_of(engine))
     engine.pruner.zero_closed_filters()
-    if engine.last_epoch:
-        with engine.pruner.weighting():
-            accuracy = engine.measure()
-        engine.emit(selection_event(selection, engine.epoch, engine.place.phase.cycle, accuracy))
+
+
+def emit_selection(engine: Engine) -> None:
+    """Say what stays, and what the cut costs."""
+    assert engine.place is not None
+    with engine.pruner.weighting():
+        accuracy = engine.measure()
+    engine.emit(selection_event(engine.selected(), engine.epoch, engine.place.phase.cycle, accuracy))
 
 
 register_method(Method("sfp", label=lambda recipe: "SFP", phases=phases, check=needs_no_score_epochs))

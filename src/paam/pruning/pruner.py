@@ -33,15 +33,18 @@ from paam.pruning.activations import activation as find_activation
 from paam.pruning.attach import GatedModel, GatedOwnCode, attach
 from paam.pruning.criterion import Chosen, find_criterion, score_groups
 from paam.pruning.gates import Gate, Gates, Mode, by_filter, filter_rows
-from paam.pruning.scorers import MakeScorer, scorer_of
+from paam.pruning.scorers import MakeScorer, check_options, scorer_of
 from paam.pruning.select import Selection, select
 from paam.pruning.state import pruner_state, restore_pruner
+
+_NOT_GIVEN: Any = object()
 
 
 class Pruner:
     """A gated copy of a model (``model``), its scorers, and the phases that train one or the other.
 
-    scorer       learns scores: "kq", "vanilla", "free", or a function (filters, weights per filter) -> paam.Scorer
+    scorer       learns scores: "kq" (the default), "vanilla", "free", or a function (filters, weights per filter) ->
+                 paam.Scorer; None if a criterion computes them
     criterion    computes scores instead, without learning: "l1", "l2", "fpgm", "hrank", "random", or a paam.Criterion
     activation   what turns a scorer's output into a score, by name or as a function of tensors
     penalty      lambda, the weight of the scores' l1 norm
@@ -49,8 +52,6 @@ class Pruner:
                  saves: "macs", "params"
     placement    position of a residual block's last gate: after the "sum", or on the "branch" before it
     streams      layers that write into one residual stream choose "independent" sets, or are "tied" to one
-    dim_ratio    KQ: width of keys and queries over the number of filters
-    alpha        KQ: temperature
     score_norm   batch norm in score phases: "eval" (statistics frozen) or "train"
     ignore       names of modules (or of graph nodes, as in error messages) to skip: nothing in them is removed, and
                  they get all channels
@@ -60,6 +61,8 @@ class Pruner:
     score_lr     learning rate of the scorers' Adam; None for the scorer's default
     inplace      train the given model's parameters instead of a copy
     check        compare the recorded graph with the model, on other weights and sizes; a difference is an error
+    options      of a scorer given by name; for KQ: dim_ratio (width of keys and queries over the number of filters) and
+                 alpha (temperature)
     """
 
     def __init__(
@@ -67,15 +70,13 @@ class Pruner:
         model: nn.Module,
         example_inputs: Tensor | tuple[Tensor, ...],
         *,
-        scorer: str | MakeScorer | None = "kq",
+        scorer: str | MakeScorer | None = _NOT_GIVEN,
         criterion: Chosen | None = None,
         activation: str | Callable[[Tensor], Tensor] = "leaky-exponential",
         penalty: float = 5e-4,
         balance: str = "area",
         placement: str = "sum",
         streams: str = "independent",
-        dim_ratio: float = 1.0,
-        alpha: float = 1.0,
         score_norm: str = "eval",
         ignore: Sequence[str] = (),
         keep_class: bool = False,
@@ -83,18 +84,24 @@ class Pruner:
         score_lr: float | None = None,
         inplace: bool = False,
         check: bool = True,
+        **options: Any,
     ) -> None:
-        settings = {"score_norm": score_norm, "penalty": penalty, "alpha": alpha, "dim_ratio": dim_ratio}
-        for name, value in {**settings, "balance": balance}.items():
+        if scorer is _NOT_GIVEN:
+            scorer = "kq" if criterion is None else None
+        elif scorer is not None and criterion is not None:
+            raise RecipeError("Give a scorer, which learns scores, or a criterion, which computes them, but not both.")
+        if options and not isinstance(scorer, str):
+            check_options(options)
+            raise RecipeError(f"{', '.join(options)}: options are for scorers that are given by name.")
+        settings = {"score_norm": score_norm, "penalty": penalty, "balance": balance}
+        for name, value in settings.items():
             check_setting(PruneSettings, name, value)
         structure: dict[str, Any] = {"placement": placement, "streams": streams, "ignore": ignore}
         structure |= {"keep_class": keep_class, "on_decision": on_decision, "check": check}
         chosen = {"scorer": scorer, "criterion": criterion, "activation": activation, "score_lr": score_lr}
-        self._options = {**settings, **structure, **chosen, "balance": balance}
+        self._options = {**settings, **structure, **chosen, **options}
         self.criterion = None if criterion is None else find_criterion(criterion)
-        make_scorer = None if criterion is not None else scorer
-        if isinstance(make_scorer, str):
-            make_scorer = scorer_of(make_scorer, dim_ratio=dim_ratio, alpha=alpha)
+        make_scorer = scorer_of(scorer, **options) if isinstance(scorer, str) else scorer
         phi = find_activation(activation)
         self.network = prepare(
             model if inplace else deep_copy(model),

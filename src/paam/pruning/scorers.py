@@ -10,16 +10,23 @@ the same shape (with one more leading axis): 55 layers are then scored in a hand
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from paam.config.schema import Check, InvalidError, Range, arguments_of, fields_of
+from paam.config.settings import PruneSettings
 from paam.errors import RecipeError, nearest
 
 
 class Scorer(nn.Module):
-    """One layer's attention network. ``attend`` reads its parameters in the order in which they are registered."""
+    """One layer's attention network. ``attend`` reads its parameters in the order in which they are registered.
+
+    Keyword arguments of a scorer in SCORERS are its options: keys of [prune] in recipes, and arguments of Pruner.
+    """
 
     reads_filters = True
     """False for scorers that do not read the weights: they get none."""
@@ -55,9 +62,16 @@ class KQ(Scorer):
     W_K starts at zero and W_Q at random: all scores are equal, and gradients are nonzero from the first step.
     """
 
-    def __init__(self, filters: int, weights: int, *, dim: int | None = None, alpha: float = 1.0) -> None:
+    def __init__(
+        self,
+        filters: int,
+        weights: int,
+        *,
+        dim_ratio: Annotated[float, Range(1e-6, 64)] = 1.0,
+        alpha: Annotated[float, Range(0, above=True)] = 1.0,
+    ) -> None:
         super().__init__()
-        d = filters if dim is None else dim
+        d = max(1, round(filters * dim_ratio))
         bound = 1 / math.sqrt(weights)
         self.query = nn.Parameter(torch.empty(weights, d).uniform_(-bound, bound))
         self.key = nn.Parameter(torch.zeros(weights, d))
@@ -96,9 +110,30 @@ def check_scorer(name: str) -> None:
         raise RecipeError(f"There is no scorer '{name}'.{nearest(name, SCORERS)}")
 
 
-def scorer_of(name: str, *, dim_ratio: float = 1.0, alpha: float = 1.0) -> MakeScorer:
-    """The factory of scorers for a name. dim_ratio (width of keys and queries over filters) and alpha are for KQ."""
+def known_options() -> dict[str, tuple[Check, Any]]:
+    """The options of all scorers, by name: the check of a value, and the default."""
+    return {name: known for make in SCORERS.values() for name, known in arguments_of(make).items()}
+
+
+def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Check options, and add the defaults of those that are missing.
+
+    Options of other scorers than the one in use have no effect, so that one key takes a recipe from one to another.
+    """
+    known = known_options()
+    for name in options:
+        if name not in known:
+            hint = nearest(name, [*known, *fields_of(PruneSettings)])
+            raise RecipeError(f"There is no scorer with an option '{name}'.{hint}")
+    try:
+        given = {name: known[name][0](value, name) for name, value in options.items()}
+    except InvalidError as error:
+        raise RecipeError(str(error)) from error
+    return {name: given.get(name, default) for name, (_, default) in known.items()}
+
+
+def scorer_of(name: str, **options: Any) -> MakeScorer:
+    """The factory of scorers for a name, with its options."""
     check_scorer(name)
-    if name == "kq":
-        return lambda filters, weights: KQ(filters, weights, dim=max(1, round(filters * dim_ratio)), alpha=alpha)
-    return SCORERS[name]
+    checked = check_options(options)
+    return partial(SCORERS[name], **{option: checked[option] for option in arguments_of(SCORERS[name])})

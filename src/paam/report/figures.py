@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -327,3 +327,12 @@ def costs(facts: Facts) -> Plot | None:
 def filters_kept(cycle: Cycle) -> float | None:
     width = sum(w for _, w in cycle.kept.values())
     return sum(k for k, _ in cycle.kept.values()) / width if width else None
+
+
+FIGURES: dict[str, Callable[[Facts], Any]] = {
+    "curves": lambda facts: curves(facts) if facts.epochs else {},
+    "curve_data": curve_data,
+    "phases": phase_legend,
+    "costs": costs,
+}
+"""What the template of a run finds under these names."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from paam.artifacts.export import EXPORTS
 from paam.artifacts.saved import PLAN_FILE, WEIGHTS_FILE
-from paam.config.recipe import Recipe, load_recipe, recipe_to_toml
+from paam.config.recipe import Recipe, load_recipe, recipe_to_toml, recipe_to_tree
 from paam.config.settings import OptimizerSettings
 from paam.data.manifest import is_manifest, manifests
 from paam.errors import ArtifactError, PaamError, reason
@@ -172,7 +171,7 @@ def portable(recipe: Recipe) -> dict[str, Any]:
 
     For the user's weights and teacher it only says whether they are set; for widths it has a hash of the plan.
     """
-    tree: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
+    tree: dict[str, Any] = json.loads(json.dumps(recipe_to_tree(recipe)))
     del tree["data"]["directory"], tree["data"]["workers"]
     tree["model"]["weights"] = None if recipe.model.weights is None else "of one's own"
     tree["distill"]["teacher"] = None if recipe.distill.teacher is None else "of one's own"

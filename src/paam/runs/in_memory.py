@@ -116,7 +116,7 @@ def prune(
     recipe = dataclasses.replace(recipe, target=target, schedule=schedule or recipe.schedule)
     if not hasattr(train, "__len__"):
         raise DataError("The training loader has no length; pass a DataLoader or a list of batches.")
-    check_recipe(recipe)
+    recipe = check_recipe(recipe)
     device = find_device(device)
     first = next(iter(train), None)
     if first is None:

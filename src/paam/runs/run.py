@@ -66,10 +66,10 @@ def run(
     nothing else. ``on_step(step, steps)`` is called after each step. ``accept_changed_data``: resume although the data
     have changed.
     """
+    check_seed(seed)
+    recipe = check_recipe(recipe)
     listener = Listener(watch, on_step, stop)
     job = Job(recipe, Path(out), seed, find_device(device), resume, overwrite, accept_changed_data, command, listener)
-    check_seed(seed)
-    check_recipe(recipe)
     if accept_changed_data and not resume:
         raise ArtifactError("--accept-changed-data applies to resumed runs; add --resume.")
     check_directory(job.out, resume=resume, overwrite=overwrite)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from paam.methods import find_method
 from paam.models import build_model
 from paam.pruning.activations import activation as find_activation
 from paam.pruning.pruner import Pruner
+from paam.pruning.scorers import check_options
 from paam.pruning.select import check_reachable
 from paam.runs.failures import out_of_memory
 from paam.train.device import on_device
@@ -30,9 +31,14 @@ def check_seed(seed: int) -> None:
         raise RecipeError(f"The seed must be from 0 to {(1 << 31) - 1}; {seed} was given.")
 
 
-def check_recipe(recipe: Recipe) -> None:
-    """Refuse unknown names in a recipe, and settings that its method does not support."""
+def check_recipe(recipe: Recipe) -> Recipe:
+    """Refuse unknown names in a recipe, and settings that its method does not support.
+
+    Returns the recipe with the defaults of scorers' options, as runs record it.
+    """
     check_values(recipe)
+    with _naming("prune"):
+        options = check_options(recipe.prune.options)
     with _naming("data.name"):
         check_dataset(recipe.data.name)
     with _naming("prune.activation"):
@@ -42,6 +48,7 @@ def check_recipe(recipe: Recipe) -> None:
     method.check(recipe)
     with _naming("prune.scorer"):
         method.scorer(recipe)
+    return replace(recipe, prune=replace(recipe.prune, options=options))
 
 
 @contextlib.contextmanager
@@ -126,7 +133,7 @@ def _answer(model: nn.Module, images: Tensor, name: str) -> object:
 def make_pruner(model: nn.Module, example: Tensor, recipe: Recipe) -> Pruner:
     """Attach gates and the scorers of the recipe's method to the model, in place."""
     settings = asdict(recipe.prune)
-    for name in ("method", "scorer", "dim_ratio", "alpha"):  # already used to build the scorer
+    for name in ("method", "scorer", "options"):  # already used to build the scorer
         del settings[name]
     scorer = find_method(recipe.prune.method).scorer(recipe)
     return Pruner(model, example, scorer=scorer, score_lr=recipe.score.lr, inplace=True, **settings)

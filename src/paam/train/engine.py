@@ -96,11 +96,6 @@ class Engine:
         if not any(phase.makes_dense for phase in self.phases):
             self.networks.remember_dense()
 
-    @property
-    def last_epoch(self) -> bool:
-        """Whether the current epoch is the last of its phase."""
-        return self.place is not None and self.place.last
-
     def run_epoch(self, epoch: int, evaluate: Evaluate | None) -> bool:
         """Train one epoch and emit its event, with the accuracy in percent from ``evaluate``.
 
@@ -145,6 +140,8 @@ class Engine:
             del self.emas[phase.name], self.steps[phase.name]  # the step updates that EMA
         if phase.after_epoch is not None:
             phase.after_epoch(self)
+        if self.place.last and phase.leave is not None:
+            phase.leave(self)
         self._emit_epoch(phase, losses, accuracy, time.perf_counter() - start)
         if self.place.last:
             self._leave(self.place)

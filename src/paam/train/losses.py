@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from paam.config.recipe import Recipe
 from paam.pruning.pruner import Pruner
 from paam.train.networks import Networks
-from paam.train.phase import Phase
+from paam.train.phase import ExtraLoss, Phase
 from paam.train.steps import Loss, compiled, make_loss
 
-Key = tuple[str, str, str, bool]
+Key = tuple[str, str, str, bool, ExtraLoss | None]
 
 
 class Losses:
@@ -29,7 +30,7 @@ class Losses:
             loss_of = make_loss(
                 self.networks.fast(phase),
                 bfloat16=self.networks.bfloat16,
-                penalty=self.pruner.penalty if phase.trains == "scorers" else None,
+                extra=None if phase.extra_loss is None else partial(phase.extra_loss, self.pruner),
                 teacher=self.networks.teacher(fused=fused) if taught else None,
                 distill=self.recipe.distill,
                 concurrent=fused,
@@ -46,4 +47,4 @@ class Losses:
         self._made = {key: loss for key, loss in self._made.items() if key in needed}
 
     def _key(self, phase: Phase) -> Key:
-        return self.networks.kind(phase), phase.gates, phase.trains, phase.taught
+        return self.networks.kind(phase), phase.gates, phase.trains, phase.taught, phase.extra_loss
