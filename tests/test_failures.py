@@ -102,6 +102,11 @@ def test_out_of_memory_in_a_step_of_any_phase(tmp_path, whole, monkeypatch, phas
     assert not (out / LOG_FILE).exists()
 
 
+class UnspokenError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
 OTHERS = {
     "torch": (RuntimeError("shapes do not\nmatch. " * 500), "RuntimeError: shapes do not match. .* \\.\\.\\.\\."),
     "user": (KeyError("head"), "KeyError: 'head'"),
@@ -109,6 +114,7 @@ OTHERS = {
     "exit": (SystemExit(0), r"called sys\.exit\(0\) in step 3 of epoch 5 \(weight phase\); that must not end a run"),
     "exit with a code": (SystemExit(7), r"called sys\.exit\(7\)"),
     "file": (FileNotFoundError(2, "No such file", "table.txt"), "FileNotFoundError: .*table.txt"),
+    "without words": (UnspokenError(), "UnspokenError\\."),
 }
 
 
@@ -306,6 +312,16 @@ class Gone(nn.Linear):
 leaves_at_once = of(Gone)
 
 
+class Single(nn.Linear):
+    def forward(self, x):
+        if len(x) == 2 and not self.training:  # not what its recording is compared with
+            raise KeyError("one image at a time")
+        return super().forward(x)
+
+
+single = of(Single)
+
+
 def exits():
     sys.exit(0)
 
@@ -388,10 +404,13 @@ def test_the_command_that_goes_on_has_the_smaller_batch_that_it_needs(cli, prune
         ("failing_nets:leaving", r"called sys\.exit\(0\) in step 1 of epoch 1 \(warmup phase\).* Resume with:  ", True),
         ("failing_nets:leaves_at_once", r"called sys\.exit\(0\) before training began", False),
         ("failing_nets:exits", r"could not be built, SystemExit: 0", False),
+        ("failing_nets:single", r"'failing_nets:single' fails on two images, KeyError: 'one image at a time'", False),
         ("leaving_module:make", r"cannot be imported \(SystemExit: 0\)", False),
     ],
 )
-def test_a_model_that_leaves_the_program_fails_its_run(prune, here, model, words, began):
+def test_a_model_that_leaves_the_program_or_fails_before_training_is_told_in_a_sentence(
+    prune, here, model, words, began
+):
     assert re.search(words, sentence(prune(model)))
     assert (here / "out").exists() == began
     if began:

@@ -70,7 +70,11 @@ class StoppedError(PaamError):
 
 def one_line(error: BaseException) -> str:
     """An error of somebody else's code as part of one of our sentences."""
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    try:
+        said = str(error)
+    except Exception:  # of a class of somebody's own
+        said = ""
+    return " ".join(said.split()).rstrip(".") or type(error).__name__
 
 
 def reason(error: OSError | UnicodeDecodeError) -> str:

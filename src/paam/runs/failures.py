@@ -60,7 +60,7 @@ def out_of_memory(error: BaseException) -> BaseException | None:
     while found is not None and id(found) not in seen:
         if isinstance(found, MemoryError | torch.OutOfMemoryError):
             return found
-        if isinstance(found, RuntimeError) and _NO_MEMORY.search(str(found)):
+        if isinstance(found, RuntimeError) and _NO_MEMORY.search(one_line(found)):
             return found
         if isinstance(found, OSError) and found.errno == errno.ENOMEM:
             return found
@@ -71,8 +71,8 @@ def out_of_memory(error: BaseException) -> BaseException | None:
 
 def _told(error: BaseException, where: str, device: str) -> str:
     if (lack := out_of_memory(error)) is not None:
-        main = isinstance(lack, MemoryError | OSError) or "DefaultCPUAllocator" in str(lack)
-        wanted = re.search(r"tried to allocate ([\d.]+ \w+)", str(lack), re.IGNORECASE)
+        main = isinstance(lack, MemoryError | OSError) or "DefaultCPUAllocator" in one_line(lack)
+        wanted = re.search(r"tried to allocate ([\d.]+ \w+)", one_line(lack), re.IGNORECASE)
         amount = f" ({wanted[1]} more were asked for)" if wanted else ""
         return f"Out of {'main memory' if main else f'memory on {device}'} {where}{amount}."
     if isinstance(error, SystemExit):

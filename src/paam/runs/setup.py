@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from paam.artifacts.weights import load_weights, not_finite
 from paam.config.recipe import Recipe, check_values
 from paam.data import Dataset, check_dataset, load_data
-from paam.errors import RecipeError
+from paam.errors import RecipeError, one_line
 from paam.methods import find_method
 from paam.models import build_model
 from paam.pruning.activations import activation as find_activation
 from paam.pruning.pruner import Pruner
 from paam.pruning.select import check_reachable
+from paam.runs.failures import out_of_memory
 from paam.train.device import on_device
 from paam.train.divergence import HOPELESS
 
@@ -100,13 +101,26 @@ def build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str, *, fresh
                 f"prune.penalty = {recipe.prune.penalty:g} is too high: the penalty on the scores alone begins at"
                 f" {penalty:.3g}, and no loss above {HOPELESS:g} can be trained on. Lower it."
             )
-        answer = pruner.model.eval()(example(data, device, 2))
+        answer = _answer(pruner.model.eval(), example(data, device, 2), recipe.model.name)
     if not isinstance(answer, Tensor) or answer.shape != (2, len(data.classes)):
         raise RecipeError(
             f"The model '{recipe.model.name}' must return logits [N, {len(data.classes)}] for this data set"
             f" ({len(data.classes)} classes); it returned {list(getattr(answer, 'shape', []))} for two images."
         )
     return pruner
+
+
+def _answer(model: nn.Module, images: Tensor, name: str) -> object:
+    """What a model says to images; what it raises, lack of memory aside, is told as a sentence."""
+    try:
+        return model(images)
+    except Exception as error:
+        if out_of_memory(error) is not None:
+            raise
+        kind, said = type(error).__name__, one_line(error)
+        raise RecipeError(
+            f"The model '{name}' fails on two images, {kind}{'' if said == kind else f': {said}'}; correct its code."
+        ) from error
 
 
 def make_pruner(model: nn.Module, example: Tensor, recipe: Recipe) -> Pruner:
