@@ -192,6 +192,17 @@ def test_one_event_has_a_limit_too(tmp_path):
     assert problems == [f"The record is damaged at line 2: it has {len(line):,} characters."]
 
 
+def test_a_record_of_more_lines_than_any_run_writes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(paam.runs.record, "MOST_LINES", 3)
+    path, foreign = tmp_path / "record.jsonl", '{"event": "weather"}\n'
+    path.write_text(f"{lines([start()])}{foreign * 2}")
+    assert read_events(path) == salvage_events(path)[0] == typed([start()])
+    path.write_text(f"{lines([start()])}{foreign * 3}")
+    for read in (read_events, salvage_events, following):
+        with pytest.raises(ArtifactError, match=r"has more than 3 lines"):
+            read(path)
+
+
 def test_a_record_that_goes_on_growing_without_an_end_of_its_line_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(paam.views.follow, "LARGEST_FILE", 100)
     path = tmp_path / "record.jsonl"

@@ -18,8 +18,8 @@ from paam.files.reading import parse_json, read_bytes
 from paam.files.system import open_regular, sync
 
 RECORD_FILE = "record.jsonl"
-LARGEST_FILE, LONGEST_LINE = 256 << 20, 32 << 20
-"""Bytes of a record, and characters of one event: that of the scores of a million filters has 20 million."""
+LARGEST_FILE, LONGEST_LINE, MOST_LINES = 256 << 20, 32 << 20, 1 << 20
+"""Bytes of a record, characters of one event (that of the scores of a million filters has 20 million), and events."""
 RECIPE_FILE = "recipe.toml"
 REPORT_FILE = "report.html"
 LOCK_FILE = "lock"
@@ -139,6 +139,7 @@ def read_until_damage(path: Path) -> tuple[list[Entry], ArtifactError | None]:
 
 def read_line(line: bytes, path: Path, number: int) -> Entry:
     """One line of a record, strictly; ``number`` counts from 1."""
+    _check_length(number, path)
     try:
         found = _parse(line)
         check_version(found, path)
@@ -202,9 +203,17 @@ def salvage_events(path: Path) -> tuple[list[Event], list[str]]:
 
 def _read(path: Path) -> bytes:
     try:
-        return read_bytes(path, LARGEST_FILE)
+        content = read_bytes(path, LARGEST_FILE)
     except OSError as error:
         raise ArtifactError(f"The record {path} cannot be read: {reason(error)}.") from error
+    _check_length(content.count(b"\n"), path)
+    return content
+
+
+def _check_length(lines: int, path: Path) -> None:
+    """Short lines take a hundred times their size in memory, and seconds per million."""
+    if lines > MOST_LINES:
+        raise ArtifactError(f"The record {path} has more than {MOST_LINES:,} lines, the most that paam reads of one.")
 
 
 def _parse(line: bytes) -> Line:
