@@ -155,6 +155,15 @@ def in_shell(arguments: list[str], redirection: str) -> subprocess.CompletedProc
     return subprocess.run(["sh", "-c", line, sys.executable, *arguments], capture_output=True, text=True, check=False)
 
 
+def test_a_standard_output_that_cannot_be_written_is_told_in_a_sentence(tmp_path):
+    for redirection in ("1</dev/null", ">/dev/full"):
+        for arguments in (["recipes"], ["--version"], ["--help"], ["runs", str(tmp_path / ".."), "--json"]):
+            done = in_shell(arguments, redirection)
+            assert done.returncode == 1
+            assert done.stderr.startswith("paam: Standard output cannot be written: ")
+            assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_end_nothing(tmp_path, monkeypatch, redirection):
     monkeypatch.chdir(tmp_path)

@@ -81,6 +81,10 @@ UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno
 """What looking at a path may end with, whatever it is looked at for."""
 
 
+UNWRITABLE = (errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EBADF, errno.EAGAIN)
+"""What writing to standard output may end with: no room, no reader, opened to be read, not to be waited for."""
+
+
 @app.callback(invoke_without_command=True)
 def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
     if version:
@@ -104,7 +108,7 @@ def main() -> None:
         if error.filename is not None and error.errno in UNREACHABLE:
             complain(f"{error.filename} cannot be used: {error.strerror}.")
             sys.exit(2)
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
+        if error.filename is not None or error.errno not in UNWRITABLE:
             raise
         let_go(sys.stdout)
         complain(f"Standard output cannot be written: {error.strerror}.")
