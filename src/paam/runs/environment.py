@@ -9,6 +9,9 @@ from pathlib import Path
 
 import torch
 
+GIT_SECONDS = 10
+"""Longest wait for git, which may hang on a network file system."""
+
 
 def environment(device: str) -> dict[str, str]:
     """Hardware and versions that a result depends on."""
@@ -42,8 +45,13 @@ def _commit() -> str:
 def _git(*arguments: str) -> str:
     try:
         done = subprocess.run(
-            ["git", *arguments], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
+            ["git", *arguments],
+            cwd=Path(__file__).parents[1],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=GIT_SECONDS,
         )
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
