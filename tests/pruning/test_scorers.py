@@ -239,9 +239,18 @@ def test_options_have_ranges_in_recipes_and_without(option: str, allowed: list[A
             Pruner(net, image, **{option: value})
 
 
+def test_an_option_of_several_scorers_means_the_same_in_all() -> None:
+    """A recipe's key has one range and one default, whatever scorer reads it."""
+    found: dict[str, Any] = {}
+    for make in SCORERS.values():
+        hints = get_type_hints(make.__init__, include_extras=True)
+        for option, (_, default) in arguments_of(make).items():
+            assert found.setdefault(option, (hints[option], default)) == (hints[option], default)
+
+
 def test_an_option_of_a_recipe_reaches_the_scorer_and_the_record() -> None:
     given = check_recipe(scored(dim_ratio=0.5))
-    assert given.prune.options == {"dim_ratio": 0.5, "alpha": 1.0}
+    assert (given.prune.options["dim_ratio"], given.prune.options["alpha"]) == (0.5, 1.0)
     pruner = make_pruner(
         torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 2, 3)), torch.zeros(1, 3, 8, 8), given
     )
