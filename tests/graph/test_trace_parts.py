@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from networks import compacted, lively, relative_error
 from paam import Pruner
 from paam.errors import GraphError
-from paam.graph.checks.recorded_trial import Trial
+from paam.graph.checks.recorded_trial import Trial, _SameRandomNumbers
 from paam.graph.checks.recording import _infers_channels, _infers_samples, _is_small, _sizes_of_view
 from paam.graph.compact import _has_other_types, _spread
 from paam.graph.constants import Observer
@@ -362,6 +362,31 @@ def test_numbers_are_those_of_evaluation(of_training: bool) -> None:
     trial = Trial(traced, deep_copy(model))
     assert trial.makes_numbers(iter([(torch.zeros(2, 4, 1, 1),), (torch.randn(2, 3, 4, 4),)])) is not of_training
     assert trial.makes_numbers([(torch.zeros(2, 4, 1, 1),)])  # nobody can tell
+
+
+class Lies(nn.Module):
+    """Asks how its input lies in memory, where gradients are off."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if torch.is_grad_enabled() or x.is_contiguous() else -x
+
+
+def test_inputs_that_lie_otherwise_are_tried_without_gradients() -> None:
+    model = Lies()
+    traced = prepare(model, X, check=False).traced
+    assert traced.asks == {"gradients", "layout"}
+    found = Trial(traced, deep_copy(model)).problem((torch.rand(2, 3, 4, 4),))
+    assert found == "for inputs that lie otherwise in memory by 2.0e+00 of its largest value"  # x and -x
+
+
+def test_random_numbers_depend_on_nothing_drawn_before() -> None:
+    first = torch.rand(3, generator=torch.Generator().manual_seed(0))
+    with torch.random.fork_rng([]), _SameRandomNumbers():
+        assert torch.equal(torch.rand(3), first)
+        assert torch.equal(torch.rand(3), first)
+        state = torch.manual_seed(1).get_state()
+        torch.zeros(3).add_(1)  # which draws nothing
+        assert torch.equal(torch.get_rng_state(), state)
 
 
 class WritesInto(nn.Module):

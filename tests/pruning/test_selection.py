@@ -321,6 +321,16 @@ class Heads(nn.Module):
         return torch.cat([self.left(left), self.right(right)], 1), self.right(right)
 
 
+def test_of_paths_whose_weakest_gates_are_equal_the_strongest_together_is_kept() -> None:
+    """No filter of the first layer scores above 0.3, so that every way through it has this as its weakest gate."""
+    model = nn.Sequential(nn.Conv2d(3, 5, 1), nn.ReLU(), nn.Conv2d(5, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 1), nn.ReLU())
+    network = prepare(nn.Sequential(*model, nn.Conv2d(4, 2, 1)), torch.zeros(1, 3, 2, 2))
+    a, b, c = [0.3, 0.2, 0.1, 0.1, 0.1], [0.31, 0.95, 0.9, 0.85, 0.8, 0.1], [0.4, 0.99, 0.2, 0.1]
+    scores = {name: torch.tensor(values) for name, values in zip("024", (a, b, c), strict=True)}
+    assert network.strongest_path(arrays(scores)) == {"0": {0}, "2": {1}, "4": {1}}
+    assert filters_of(network, scores, Target(threshold=0.96)) == {"0": (0,), "2": (1,), "4": (1,)}
+
+
 @pytest.mark.parametrize("streams", ["independent", "tied"])
 @pytest.mark.parametrize("model", [Ways, Heads])
 def test_no_path_is_stronger_than_the_strongest(model: type[nn.Module], streams: str) -> None:

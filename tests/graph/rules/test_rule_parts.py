@@ -634,6 +634,7 @@ SIZED: dict[str, tuple[Callable[[Tensor], Tensor], bool, bool, bool]] = {
     "computed": (lambda x: x.view(-1, x.shape[1] * 2 // 2, 64), True, True, False),
     "no view": (lambda x: x.permute(0, 2, 3, 1), False, False, False),
     "by a function": (lambda x: torch.reshape(x, (-1, 8, 64)), True, True, False),
+    "another type": (lambda x: x.double().view(torch.int64), False, False, False),
     "by keyword": (lambda x: torch.reshape(x, [x.shape[0], -1, 64]), False, False, False),
 }
 
@@ -643,6 +644,7 @@ def test_numbers_of_channels_that_views_are_given(name: str) -> None:
     function, sized, literal, read = SIZED[name]
     *_, op, _ = found(Behind(function)).ops
     assert (op.sized, op.literal, op.size_of is not None) == (sized, literal, read)
+    assert type(op.flow) is Pass
 
 
 def test_flows_of_what_is_made() -> None:

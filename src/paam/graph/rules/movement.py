@@ -213,6 +213,4 @@ def _last_tangled(numbers: Tensor) -> int:
 def _size(site: Site, axis: int) -> Any:
     """What a view is given as its size along the channels' axis."""
     sizes = _sizes(site.node.args)
-    if len(sizes) == 1 and len(site.shape()) > 1:
-        return sizes[0]  # another tensor's shape, all of it
-    return sizes[axis]
+    return -1 if isinstance(sizes[0], torch.dtype) else sizes[axis]  # x.view(torch.int64) is given no sizes

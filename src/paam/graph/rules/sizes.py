@@ -15,7 +15,6 @@ from torch import fx
 
 from paam.graph.record.numbers import expect, parts_of
 from paam.graph.rules.site import Op
-from paam.graph.trace import Traced
 
 
 def decides_by_sizes(graph: fx.Graph, axes: Mapping[fx.Node, int]) -> bool:
@@ -36,31 +35,18 @@ def _is_of_channels(asked: Any, axes: Mapping[fx.Node, int]) -> bool:
     return bool(asked.all_input_nodes) and all(_is_of_channels(node, axes) for node in asked.all_input_nodes)
 
 
-def is_counted(op: Op, ops: Mapping[fx.Node, Op], traced: Traced) -> bool:
+def is_counted(op: Op, ops: Mapping[fx.Node, Op]) -> bool:
     """Whether something else than views reads the number of channels of an operation's result."""
-    return op.node.op != "output" and any(_counts(user, op, ops, traced) for user in op.node.users)
+    return op.node.op != "output" and any(_counts(user, op, ops) for user in op.node.users)
 
 
-def _counts(user: fx.Node, op: Op, ops: Mapping[fx.Node, Op], traced: Traced) -> bool:
+def _counts(user: fx.Node, op: Op, ops: Mapping[fx.Node, Op]) -> bool:
     """Whether a reader of the value, x.shape or x.numel(), counts its channels."""
     if user.op == "call_method" and user.target == "numel":
         return True
-    if user.target is getattr and user.args[1] == "shape":
-        return any(_counts_item(reader, user, op, ops, traced) for reader in user.users)
+    if user.target is getattr and user.args[1] == "shape":  # which is read place by place (notebook.py)
+        return any(size.args[1] == op.axis and _used(size, ops) for size in user.users)
     return False
-
-
-def _counts_item(reader: fx.Node, sizes: fx.Node, op: Op, ops: Mapping[fx.Node, Op], traced: Traced) -> bool:
-    if reader.target is operator.getitem and reader.args[0] is sizes:
-        return _reaches(reader.args[1], op, traced) and _used(reader, ops)
-    return not _sizes_a_view(reader, sizes, ops)
-
-
-def _reaches(place: Any, op: Op, traced: Traced) -> bool:
-    """Whether an index or slice of a shape takes in the channels' axis."""
-    dims = len(traced.shapes[op.name])
-    chosen = range(dims)[place] if isinstance(place, int | slice) else range(dims)
-    return op.axis in (chosen if isinstance(chosen, range) else (chosen,))
 
 
 def _used(number: fx.Node, ops: Mapping[fx.Node, Op]) -> bool:

@@ -113,7 +113,7 @@ def bind(traced: Traced) -> tuple[Op, ...]:
         dataclasses.replace(
             op,
             shared=holder if uses[holder] > 1 else None,
-            counted=str(op.node.target) in traced.read_numbers or is_counted(op, by_node, traced),
+            counted=str(op.node.target) in traced.read_numbers or is_counted(op, by_node),
         )
         for op, holder in zip(ops, holders, strict=True)
     ]
