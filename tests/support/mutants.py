@@ -58,7 +58,7 @@ SMALL_NETWORKS = (
 TESTS = {
     "pruning/select.py": "test_selection test_select test_targets",
     "graph/cost.py": "test_cost test_cost_rules test_traps",
-    "network.py": f"test_selection {SMALL_NETWORKS} test_pruner test_breadth test_targets",
+    "graph/network.py": f"test_selection {SMALL_NETWORKS} test_pruner test_breadth test_targets",
     "graph/flows.py": f"test_flows {SMALL_NETWORKS}",
     "graph/joins.py": f"test_flows {SMALL_NETWORKS}",
     "graph/shrink.py": f"test_layers_cut {SMALL_NETWORKS} test_exact",
