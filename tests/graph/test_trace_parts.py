@@ -17,7 +17,8 @@ from paam import Pruner
 from paam.errors import GraphError
 from paam.graph.checks.recorded_trial import Trial, _SameRandomNumbers
 from paam.graph.checks.recording import _infers_channels, _infers_samples, _is_small, _sizes_of_view
-from paam.graph.compact import _has_other_types, _spread
+from paam.graph.checks.small_network import _first_difference
+from paam.graph.compact import _has_other_types, _spread, build
 from paam.graph.constants import Observer
 from paam.graph.copies import deep_copy
 from paam.graph.flows import CONST, LIVE, ZERO, Mix
@@ -26,6 +27,7 @@ from paam.graph.record.as_found import AsFound
 from paam.graph.record.call import record
 from paam.graph.record.recording import DTYPE, Recording
 from paam.graph.rewired import _Named, _named, as_graph_model
+from paam.graph.solve import solve
 from paam.graph.trace import Traced, _examples, _one_more
 
 X = torch.zeros(2, 3, 8, 8)
@@ -270,6 +272,27 @@ def test_decisions_are_fixed_by_what_is_computed() -> None:
     assert [op.name for op in network.ops] == ["x", "conv", "mean", "head", "output"]
 
 
+class Unwatched(nn.Module):
+    """Trains unless it is recorded, on ``batch`` samples alone or on several."""
+
+    def __init__(self, batch: int = -1) -> None:
+        super().__init__()
+        self.conv, self.norm, self.batch = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), batch
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.conv(x)).view(self.batch, 8)
+        if self.training and torch._C._len_torch_function_stack():
+            raise RuntimeError("I am watched")
+        return x
+
+
+@pytest.mark.parametrize(("model", "batch"), [(Unwatched(2), 2), (Unwatched(), 1)])
+def test_a_model_that_trains_must_be_recorded_in_training(model: nn.Module, batch: int) -> None:
+    """The first does not run on one sample more than the example has, the second trains on no single value."""
+    with pytest.raises(GraphError, match="^Unwatched cannot be recorded in training mode.*I am watched"):
+        prepare(model, torch.zeros(batch, 3, 1, 1), check=False)
+
+
 # Constants
 
 
@@ -339,6 +362,24 @@ def test_operations_that_read_other_types() -> None:
         (op(double), False),
     ):
         assert _has_other_types(found) is other
+
+
+def test_the_first_operation_that_differs_is_told_by_more_than_rounding() -> None:
+    """Of three convolutions the first makes 1e-5 too much in the small network, and the last one twice as much."""
+    for dtype, named in ((torch.float64, "0"), (torch.float32, "2")):
+        model = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(3))).to(dtype)
+        x = torch.randn(2, 3, 4, 4, dtype=dtype, generator=torch.Generator().manual_seed(0))
+        network = prepare(model, x, check=False)
+
+        def wrong(*given: Any) -> Any:
+            builder = build(*given)
+            for name, factor in (("0", 1 + 1e-5), ("2", 2.0)):
+                layer = builder.root.get_submodule(name)
+                layer.weight, layer.bias = (nn.Parameter(w * factor) for w in (layer.weight, layer.bias))
+            return builder
+
+        found = _first_difference(network.traced, solve(network.ops, {}), {}, wrong, (x,))
+        assert found[0] == f"the two part at '{named}'"
 
 
 # Pickling

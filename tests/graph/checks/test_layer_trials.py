@@ -232,6 +232,8 @@ class Scaled(nn.BatchNorm2d):
             raise RuntimeError
         if self.how == "nothing":
             return y * float("nan")
+        if self.how == "logarithm":
+            return y * self.weight.log()[:, None, None]
         if self.how == "several":
             return y, y
         if self.how == "first":
@@ -243,6 +245,11 @@ class Scaled(nn.BatchNorm2d):
 @pytest.mark.parametrize("how", ["", "drops", "fails in training"])
 def test_norms_by_channel(how: str, width: int) -> None:
     assert is_by_channel(Scaled(how, width).double(), width, 4, {})
+
+
+def test_norms_that_some_weights_make_no_number_of() -> None:
+    """All weights of a draw may be negative: then there is nothing to be seen of it, and no harm in it."""
+    assert is_by_channel(Scaled("logarithm").double(), 8, 4, {})
 
 
 @pytest.mark.parametrize(

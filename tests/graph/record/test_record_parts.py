@@ -313,6 +313,28 @@ def test_training_may_read_other_tensors() -> None:
 # What is put back
 
 
+class Overlapping(nn.Module):
+    """Its buffers share their memory, or have none."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.register_buffer("whole", torch.zeros(8))
+        self.register_buffer("part", self.whole[:4])
+        self.register_buffer("empty", torch.zeros(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.get_buffer(self.name).add_(1)
+        return x * self.whole
+
+
+@pytest.mark.parametrize("name", ["whole", "part", "empty"])
+def test_what_is_changed_in_place_is_named(name: str) -> None:
+    model = Overlapping(name)
+    with pytest.raises(GraphError, match=f"changes the buffer '{name}' in place"):
+        record(model, AsFound(model), (torch.zeros(2, 8),))
+
+
 class Changing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
