@@ -227,7 +227,7 @@ def test_unreachable_targets_state_the_range_and_its_edge_is_reachable(kind: str
 
 
 def test_targets_are_checked() -> None:
-    with pytest.raises(TargetError, match="none given"):
+    with pytest.raises(TargetError, match="got none"):
         Target()
     with pytest.raises(TargetError, match="threshold and keep_macs given"):
         Target(threshold=0.5, keep_macs=0.5)

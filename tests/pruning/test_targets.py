@@ -292,7 +292,7 @@ def test_the_plan_of_another_network_is_refused(plan_file, tmp_path) -> None:
 def test_widths_are_a_whole_target(plan_file) -> None:
     path, _ = plan_file
     for limit in ({"keep_macs": 0.5}, {"threshold": 0.5}, {"keep_macs": 0.5, "keep_params": 0.5}):
-        with pytest.raises(TargetError, match="widths given"):
+        with pytest.raises(TargetError, match="and widths"):
             Target(widths=str(path), **limit)
     for shape in ({"round_to": 8}, {"floor": 0.2}, {"uniform": True}):
         with pytest.raises(TargetError, match="leave out round_to, floor and uniform"):
