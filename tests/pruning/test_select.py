@@ -229,7 +229,7 @@ def test_unreachable_targets_state_the_range_and_its_edge_is_reachable(kind: str
 def test_targets_are_checked() -> None:
     with pytest.raises(TargetError, match="got none"):
         Target()
-    with pytest.raises(TargetError, match="threshold and keep_macs given"):
+    with pytest.raises(TargetError, match="got threshold and keep_macs"):
         Target(threshold=0.5, keep_macs=0.5)
     with pytest.raises(TargetError, match="above 0 and at most 1 .got 1.5"):
         Target(keep_macs=1.5)
