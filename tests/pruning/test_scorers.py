@@ -263,11 +263,17 @@ def test_an_option_of_a_recipe_reaches_the_scorer_and_the_record() -> None:
 
 def test_an_option_that_no_scorer_has_is_refused_with_the_nearest() -> None:
     net, image = torch.nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8)
-    for typed, meant in (("alhpa", "alpha"), ("penalti", "penalty"), ("options", "")):
-        with pytest.raises(RecipeError, match=f"prune: There is no scorer with an option '{typed}'.*{meant}"):
+    for typed, meant in (("alhpa", "alpha"), ("penalti", "penalty"), ("dim_ration", "dim_ratio")):
+        with pytest.raises(RecipeError) as in_recipe:
             check_recipe(scored(**{typed: 0.5}))
-        with pytest.raises(RecipeError, match=f"no scorer with an option '{typed}'.*{meant}"):
-            Pruner(net, image, **{typed: 0.5})
+        wanted = f"Invalid recipe: unknown key 'prune.{typed}'. Did you mean 'prune.{meant}'?"
+        assert str(in_recipe.value) == wanted
+    with pytest.raises(RecipeError, match=r"unknown key 'prune\.options'\. Known: activation, alpha, balance, dim_ratio"):
+        check_recipe(scored(options=0.5))
+    with pytest.raises(RecipeError, match=r"unknown key 'prune\.ignor'\. Did you mean 'prune\.ignore'\?"):
+        scored(ignor=["head"])
+    with pytest.raises(RecipeError, match=r"no scorer with an option 'alhpa'\. Did you mean 'alpha'\?"):
+        Pruner(net, image, alhpa=0.5)
     with pytest.raises(RecipeError, match="prune.alpha must be a number, text, true or false"):
         scored(alpha=[1])
     for chosen in ({"criterion": "l1"}, {"scorer": SCORERS["free"]}):

@@ -51,6 +51,14 @@ def test_it_is_listed_and_reported(run: Path, cli) -> None:
     assert f"{end['pruned']['accuracy']:.2f}" in (run / "report.html").read_text("utf-8")
 
 
+@pytest.mark.parametrize("command", [["watch"], ["prune", "digits-resnet20-kq", "--resume", "--out"]])
+def test_what_follows_or_continues_a_run_says_how_to_unpack_it(run: Path, cli, command: list[str]) -> None:
+    refusal = cli(*command, str(run))
+    assert refusal.code == 2
+    assert "gunzip record.jsonl.gz" in refusal.err
+    assert len(refusal.err.splitlines()) <= 3
+
+
 def test_a_plain_record_comes_first(run: Path) -> None:
     (run / RECORD_FILE).write_bytes(read_plain())
     assert record_in(run) == run / RECORD_FILE

@@ -16,7 +16,7 @@ from paam.errors import ArtifactError
 from paam.events import Event
 from paam.runs.liveness import FRESH, Life, Silence, life, lock_held
 from paam.runs.progress import PROGRESS_FILE, read_progress
-from paam.runs.record import LOCK_FILE, RECORD_FILE, read_events
+from paam.runs.record import COMPRESSED_FILE, LOCK_FILE, RECORD_FILE, read_events, record_in
 from paam.views.choose import View, choose_view
 from paam.views.follow import Follower
 from paam.views.format import age
@@ -36,6 +36,11 @@ def watch(
 ) -> None:
     """Follow a run from another terminal until it ends; Ctrl-C does not stop the run."""
     record = run_directory / RECORD_FILE
+    if record_in(run_directory).name == COMPRESSED_FILE:
+        raise ArtifactError(
+            f"The record in {run_directory} is compressed: show it with paam runs or paam report, or run"
+            f" 'gunzip {COMPRESSED_FILE}' there first."
+        )
     if not record.is_file():
         raise ArtifactError(f"{run_directory} is not a run directory (no {RECORD_FILE}).")
     try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -219,7 +220,18 @@ def _read(tree: Mapping[str, Any]) -> Recipe:
             section = {**dataclasses.asdict(getattr(Recipe(), name)), **section}
         if field.kind is PruneSettings and isinstance(section, Mapping):
             own = fields_of(PruneSettings).keys() - {"options"}
-            options = {key: check_plain(value, f"{name}.{key}") for key, value in section.items() if key not in own}
+            options = {key: _option(f"{name}.{key}", value, own) for key, value in section.items() if key not in own}
             section = {key: value for key, value in section.items() if key in own} | {"options": options}
         sections[name] = read(field.kind, section, name)
     return read(Recipe, sections)
+
+
+def _option(key: str, value: Any, own: Collection[str]) -> Any:
+    """The value of a key that may be an option of a scorer, or a misspelt one of the section's own."""
+    try:
+        return check_plain(value, key)
+    except InvalidError as error:
+        section, _, name = key.partition(".")
+        if hint := difflib.get_close_matches(name, own, n=1):
+            raise InvalidError(f"unknown key '{key}'. Did you mean '{section}.{hint[0]}'?") from error
+        raise

@@ -53,7 +53,7 @@ def load_digits(image_size: int | None = None) -> Dataset:
 
 def _wanted(wanted: Wanted) -> Dataset:
     if wanted.directory is not None:
-        raise RecipeError("The digits come with paam and lie in no folder; leave out --data (data.directory).")
+        raise RecipeError("The digits are bundled with paam; leave out --data (data.directory).")
     return load_digits(wanted.image_size)
 
 

@@ -1,4 +1,4 @@
-"""Data sets by name: modules of this package register theirs, and so do users."""
+"""Data sets by name: modules of this package register theirs, and so can users."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paam.errors import RecipeError, nearest
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a run asks of a data set: see :func:`paam.data.load_data`."""
+    """Arguments for loading a data set: see :func:`paam.data.load_data`."""
 
     directory: str | Path | None
     image_size: int | None
@@ -25,13 +25,13 @@ DATASETS: dict[str, Callable[[Wanted], Dataset]] = {}
 
 
 def register_dataset(name: str, load: Callable[[Wanted], Dataset]) -> None:
-    """Make a data set known by its name (data.name of a recipe). ``load`` returns train and test images, no holdout."""
+    """Register a data set under a name (data.name of a recipe). ``load`` returns train and test images, no holdout."""
     if name in DATASETS:
-        raise RecipeError(f"There is a data set '{name}' already; give yours another name.")
+        raise RecipeError(f"The data set '{name}' is already registered; choose another name.")
     DATASETS[name] = load
 
 
 def check_dataset(name: str) -> None:
-    """Raise the error that names the nearest data set where there is none called ``name``."""
+    """Raise an error with the nearest name if there is no data set ``name``."""
     if name not in DATASETS:
         raise RecipeError(f"There is no data set '{name}'.{nearest(name, DATASETS)}")

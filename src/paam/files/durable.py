@@ -32,7 +32,7 @@ def write_atomically(path: Path, *parts: bytes | memoryview, flush: bool = True)
     if not path.name:
         raise ArtifactError(f"{path} is a folder; give a file name.")
     try:
-        _check_no_device(path)
+        _check_regular(path)
         descriptor, temporary = _create_temporary(path)
         try:
             with os.fdopen(descriptor, "wb", buffering=0) as file:
@@ -53,7 +53,7 @@ def write_atomically(path: Path, *parts: bytes | memoryview, flush: bool = True)
         raise ArtifactError(f"{path} cannot be written: {reason(error)}.") from error
 
 
-def _check_no_device(path: Path) -> None:
+def _check_regular(path: Path) -> None:
     """Refuse what root could replace by a file: /dev/null, or /dev/stdout, which links to a terminal or a pipe."""
     try:
         there = path.stat().st_mode

@@ -9,6 +9,7 @@ the same shape (with one more leading axis): 55 layers are then scored in a hand
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,8 +18,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from paam.config.schema import Check, InvalidError, Range, arguments_of, fields_of
-from paam.config.settings import PruneSettings
+from paam.config.schema import Check, InvalidError, Range, arguments_of
 from paam.errors import RecipeError, nearest
 
 
@@ -112,7 +112,12 @@ def check_scorer(name: str) -> None:
 
 def known_options() -> dict[str, tuple[Check, Any]]:
     """The options of all scorers, by name: the check of a value, and the default."""
-    return {name: known for make in SCORERS.values() for name, known in arguments_of(make).items()}
+    found: dict[str, tuple[Check, Any]] = {}
+    for make in SCORERS.values():
+        for name, (check, default) in arguments_of(make).items():
+            if default is inspect.Parameter.empty or found.setdefault(name, (check, default))[1] != default:
+                raise TypeError(f"The scorers' option '{name}' needs a default, the same in all scorers that have it.")
+    return found
 
 
 def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,8 +128,7 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     known = known_options()
     for name in options:
         if name not in known:
-            hint = nearest(name, [*known, *fields_of(PruneSettings)])
-            raise RecipeError(f"There is no scorer with an option '{name}'.{hint}")
+            raise RecipeError(f"There is no scorer with an option '{name}'.{nearest(name, known)}")
     try:
         given = {name: known[name][0](value, name) for name, value in options.items()}
     except InvalidError as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from paam.report.facts import Facts
 
@@ -11,7 +12,7 @@ SAME = 0.05
 
 
 def control_of(run: Facts, runs: Sequence[Facts]) -> Facts | None:
-    """The run that went on from the same dense network for as many epochs and removed nothing; None without one."""
+    """The run that removed nothing, with the same dense accuracy, training and epochs; None without one."""
     return next((other for other in runs if other is not run and _is_control(other, run)), None)
 
 
@@ -23,11 +24,20 @@ def _is_control(other: Facts, run: Facts) -> bool:
     if run.start is None or run.end is None or other.start is None or other.end is None:
         return False
     what, same = (
-        (facts.model, facts.data, start.data, start.seed, _epochs(facts))
+        (facts.model, facts.data, start.data, start.seed, _epochs(facts), _training(start.recipe))
         for facts, start in ((run, run.start), (other, other.start))
     )
     one_network = abs(run.end.dense.accuracy - other.end.dense.accuracy) < SAME
     return what == same and one_network and removes_nothing(other) and not removes_nothing(run)
+
+
+def _training(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """How a network is trained after warm-up: what must not differ but for pruning."""
+    sections = {name: dict(recipe.get(name, {})) for name in ("weight", "finetune", "distill", "data")}
+    for location in ("directory", "workers", "memory"):
+        sections["data"].pop(location, None)
+    sections["distill"].pop("teacher", None)
+    return sections
 
 
 def _epochs(run: Facts) -> int:

@@ -23,6 +23,7 @@ from paam.runs.checkpoint import checkpoints, is_checkpoint
 from paam.runs.failures import LOG_FILE
 from paam.runs.progress import PROGRESS_FILE
 from paam.runs.record import (
+    COMPRESSED_FILE,
     LOCK_FILE,
     RECIPE_FILE,
     RECORD_FILE,
@@ -69,6 +70,8 @@ def check_directory(out: Path, *, resume: bool, overwrite: bool) -> None:
             f"The directory {out} is not empty; continue with --resume, start over with --overwrite,"
             " or choose another --out."
         )
+    if COMPRESSED_FILE in names and RECORD_FILE not in names:
+        raise ArtifactError(f"The record in {out} is compressed; run 'gunzip {COMPRESSED_FILE}' there first.")
     if resume and not locked and RECORD_FILE not in names:
         raise ArtifactError(f"There is no run in {out} to resume; start it without --resume.")
     if not names <= OWN_FILES and not (out / RECORD_FILE).is_file():

@@ -15,7 +15,7 @@ from paam.errors import ArtifactError
 from paam.events import End, Failed, Start, last
 from paam.graph.plan import Plan
 from paam.models import build_model
-from paam.runs.record import RECIPE_FILE, RECORD_FILE, read_events
+from paam.runs.record import RECIPE_FILE, RECORD_FILE, read_events, record_in
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +36,10 @@ class FinishedRun:
 
 def open_run(directory: Path, *, trust_code: bool = False) -> FinishedRun:
     """Load a finished run. Needs no training data. ``trust_code``: allow running code that its recipe names."""
-    if not (directory / RECORD_FILE).is_file():
+    record = record_in(directory)
+    if not record.is_file():
         raise ArtifactError(f"{directory} is not a run directory (no {RECORD_FILE}).")
-    events = read_events(directory / RECORD_FILE)
+    events = read_events(record)
     finished = last(events, End) is not None
     if not finished and (failed := last(events, Failed)):
         raise ArtifactError(f"The run in {directory} failed: {failed.reason}")

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 
 from paam.artifacts.weights import load_weights, not_finite
 from paam.config.recipe import Recipe, check_values
+from paam.config.schema import fields_of
+from paam.config.settings import PruneSettings
 from paam.data import Dataset, check_dataset, load_data
-from paam.errors import RecipeError, one_line
+from paam.errors import PaamError, RecipeError, nearest, one_line
 from paam.methods import find_method
 from paam.models import build_model
 from paam.pruning.activations import activation as find_activation
 from paam.pruning.pruner import Pruner
-from paam.pruning.scorers import check_options
+from paam.pruning.scorers import check_options, known_options
 from paam.pruning.select import check_reachable
 from paam.runs.failures import out_of_memory
 from paam.train.device import on_device
@@ -37,6 +39,11 @@ def check_recipe(recipe: Recipe) -> Recipe:
     Returns the recipe with the defaults of scorers' options, as runs record it.
     """
     check_values(recipe)
+    keys = {*known_options(), *fields_of(PruneSettings)} - {"options"}
+    for name in recipe.prune.options:
+        if name not in keys:
+            hint = nearest(name, keys).replace("mean '", "mean 'prune.")
+            raise RecipeError(f"Invalid recipe: unknown key 'prune.{name}'.{hint}")
     with _naming("prune"):
         options = check_options(recipe.prune.options)
     with _naming("data.name"):
@@ -118,11 +125,11 @@ def build_pruner(recipe: Recipe, data: Dataset, seed: int, device: str, *, fresh
 
 
 def _answer(model: nn.Module, images: Tensor, name: str) -> object:
-    """What a model says to images; what it raises, lack of memory aside, is told as a sentence."""
+    """The model's outputs; what its code raises becomes one sentence, except for lack of memory."""
     try:
         return model(images)
     except Exception as error:
-        if out_of_memory(error) is not None:
+        if out_of_memory(error) is not None or isinstance(error, PaamError):
             raise
         kind, said = type(error).__name__, one_line(error)
         raise RecipeError(

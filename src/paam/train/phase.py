@@ -47,7 +47,7 @@ class Phase:
     network      what is trained: the "gated" network; the "small" one, cut out of it at the first such phase; or the
                  dense "control", which continues from the weights of the ``makes_dense`` phase
     gates        of the gated network: "open" (no gate), "analog" (scores), "binary" (the current selection)
-    trains       the "network", or the "scorers", the network frozen
+    trains       the "network", or the "scorers", the network frozen; the penalty on scores is an ``extra_loss``
     cycle        counted from 1; 0 outside of cycles
     taught       with distillation, if the recipe has a teacher
     makes_dense  its result is the dense network, from which teacher, control and dense.safetensors are made
@@ -113,7 +113,8 @@ def check_phases(phases: Sequence[Phase], recipe: Recipe) -> None:
         known = first.setdefault(phase.name, phase)
         for what in ("settings", "network", "gates", "trains", "taught", "extra_loss"):
             if getattr(known, what) != getattr(phase, what):
-                raise RecipeError(f"Two phases are called '{phase.name}', but differ in {what}; rename one.")
+                cure = "use one function for all of them" if what == "extra_loss" else "rename one"
+                raise RecipeError(f"Two phases are called '{phase.name}', but differ in {what}; {cure}.")
         if phase.network == "gated" and small is not None:
             raise RecipeError(f"The phase '{phase.name}' trains the gated network after '{small.name}' compacted it.")
         small = phase if phase.network == "small" else small
