@@ -903,7 +903,7 @@ def test_an_exported_file_that_is_damaged_is_refused(cli, run):
         with pytest.raises(paam.PaamError):
             paam.load("damaged.safetensors", _digits_network(run))
     Path("cut.safetensors").write_bytes(content[:-1])
-    with pytest.raises(paam.PaamError, match=r"cut.safetensors cannot be read"):
+    with pytest.raises(paam.PaamError, match=r"cut.safetensors is not a valid tensor file"):
         paam.load("cut.safetensors", _digits_network(run))
 
 

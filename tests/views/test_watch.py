@@ -373,7 +373,7 @@ def test_runs_are_listed_by_state_then_by_age(many):
     assert (new.macs_removed, new.params_removed) == pytest.approx((45.0, 60.0))
     assert new.age_seconds == pytest.approx(HOUR, abs=60)
     assert "version 3" in bad.why
-    assert "never began" in empty.why
+    assert "never started" in empty.why
 
 
 def test_runs_as_a_table_and_as_json(cli, many):
