@@ -268,7 +268,9 @@ def test_an_option_that_no_scorer_has_is_refused_with_the_nearest() -> None:
             check_recipe(scored(**{typed: 0.5}))
         wanted = f"Invalid recipe: unknown key 'prune.{typed}'. Did you mean 'prune.{meant}'?"
         assert str(in_recipe.value) == wanted
-    with pytest.raises(RecipeError, match=r"unknown key 'prune\.options'\. Known: activation, alpha, balance, dim_ratio"):
+    with pytest.raises(
+        RecipeError, match=r"unknown key 'prune\.options'\. Known: activation, alpha, balance, dim_ratio"
+    ):
         check_recipe(scored(options=0.5))
     with pytest.raises(RecipeError, match=r"unknown key 'prune\.ignor'\. Did you mean 'prune\.ignore'\?"):
         scored(ignor=["head"])

@@ -34,12 +34,17 @@ class FinishedRun:
         return torch.randn(batch, *self.plan.inputs[0][1:], generator=generator).to(device)
 
 
-def open_run(directory: Path, *, trust_code: bool = False) -> FinishedRun:
-    """Load a finished run. Needs no training data. ``trust_code``: allow running code that its recipe names."""
+def run_record(directory: Path) -> Path:
+    """The record of a run directory; an error if the directory is none."""
     record = record_in(directory)
     if not record.is_file():
         raise ArtifactError(f"{directory} is not a run directory (no {RECORD_FILE}).")
-    events = read_events(record)
+    return record
+
+
+def open_run(directory: Path, *, trust_code: bool = False) -> FinishedRun:
+    """Load a finished run. Needs no training data. ``trust_code``: allow running code that its recipe names."""
+    events = read_events(run_record(directory))
     finished = last(events, End) is not None
     if not finished and (failed := last(events, Failed)):
         raise ArtifactError(f"The run in {directory} failed: {failed.reason}")
