@@ -78,7 +78,7 @@ def test_a_sweep_waits_for_a_run_that_another_process_is_at_work_on(monkeypatch,
     assert (code, err) == (0, "")
     assert len(polls) == 3
     assert told.count("waiting   tiny-seed0: locked by another process") == 1
-    assert told.index("waits") < told.index("finished")
+    assert told.index("waiting") < told.index("finished")
 
 
 # ---------------------------------------------------------------- the leash itself

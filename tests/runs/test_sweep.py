@@ -134,7 +134,7 @@ def test_a_key_that_is_given_twice_is_refused(settings):
         (["tiny.toml", "--seeds=0,,1"], ["--seeds"]),
         (["tiny.toml", "--seeds=-1"], ["--seeds"]),
         (["tiny.toml", "--seeds=1.5"], ["--seeds"]),
-        (["tiny.toml", "--seeds=1,01"], ["--seeds", "different"]),
+        (["tiny.toml", "--seeds=1,01"], ["--seeds", "distinct"]),
         (["tiny.toml", "--seeds=²"], ["--seeds"]),
         (["tiny.toml", f"--seeds={'9' * 5000}"], ["--seeds"]),
         (["tiny.toml", "--vary=finetune.lr"], ["--vary", "key=value"]),
