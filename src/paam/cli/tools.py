@@ -80,7 +80,7 @@ def export(
         from paam.artifacts.export import export as export_model
         from paam.runs.directory import OWN_FILES
         from paam.runs.finished import open_run, run_record
-    run_record(run_directory)  # a mistyped path is told before missing packages
+    run_record(run_directory)  # report a mistyped path before missing packages
     check_format(format)
     finished = open_run(run_directory, trust_code=trust_code)
     out = out or run_directory / EXPORTS.get(format, "")

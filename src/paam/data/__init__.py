@@ -70,7 +70,7 @@ def load_data(
 
 
 def _with_names(data: Dataset) -> Dataset:
-    """What tells images apart, also where a loader of one's own gives none: their positions, and marks of them."""
+    """Add image names and marks if a user's loader gives none: positions, and marks of pixels or files."""
     train, of_train = _named(data.train, "train")
     test, of_test = _named(data.test, "test")
     return replace(data, train=train, test=test, covers="sizes" if "sizes" in (of_train, of_test) else data.covers)
