@@ -51,7 +51,7 @@ class Network:
 
         def keeps(group: Group) -> bool:
             places = np.arange(group.width)
-            # The first mask suits groups that must keep equally many filters in each of their parts.
+            # The first mask cuts the parts of a group evenly; the others reveal groups whose parts must stay equal.
             masks = (places % 2 == 0, places > 0, places < group.width // 2)
             return group.width > 1 and not any(solve(self.ops, self._masks({group.name: m})).rewired for m in masks)
 

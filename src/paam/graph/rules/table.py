@@ -82,8 +82,8 @@ def register_rule(operation: Any, rule: Rule) -> None:
     """Register the channel rule of an unsupported operation: a torch function, or the name of a tensor method.
 
     ``rule`` returns an operation made by a :class:`Site`: ``lambda site: site.op(Pass(LIVE, LIVE))`` if each channel
-    depends only on itself (see :mod:`paam.graph.flows`). A rule that raises is reported when it is used; a wrong rule,
-    when a network is compacted.
+    depends only on itself (see :mod:`paam.graph.flows`). A rule that raises is refused when it is used; a wrong rule is
+    refused when a network is compacted.
     """
     if operation in RULES:
         raise RecipeError(f"There is a rule for {operation} already.")
