@@ -1,4 +1,4 @@
-"""The extra layers that a compacted network may hold: channels picked, spread, offset by constants."""
+"""The extra layers of a compacted network: they pick and scatter channels, or add constants to them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from paam.errors import ConstantMapError, GraphError
 class ChannelMap(nn.Module):
     """Output channel j is input channel ``index[j]``, or 0 where that is -1.
 
-    Turns the channels that one block kept into those that the next one reads. ``axis`` is the channel axis,
-    ``inputs`` the number of channels that come in; each is used at most once.
+    Maps the channels that one block kept to those that the next one reads. ``axis`` is the channel axis, ``inputs``
+    the number of input channels; each is used at most once.
     """
 
     index: Tensor
@@ -46,7 +46,7 @@ class ChannelMap(nn.Module):
         return taken
 
     def forget_gradients(self) -> None:
-        """Drop what only the backward pass reads, for networks that are exported."""
+        """Delete buffers that only the backward pass reads, for exported networks."""
         del self.back, self.back_mask
 
     def extra_repr(self) -> str:
@@ -54,7 +54,7 @@ class ChannelMap(nn.Module):
 
 
 class ChannelOffset(nn.Module):
-    """Adds one number to each channel: what removed layers contributed as a constant."""
+    """Adds one number to each channel: the constant contribution of removed layers."""
 
     def __init__(self, offset: Tensor, axis: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class ChannelOffset(nn.Module):
 
 
 def _check_length(x: Tensor, axis: int, channels: int) -> None:
-    """Numbers of channels mean others where there are more of them, as along a map that was flattened."""
+    """Indices refer to other values if there are more channels, as along a flattened map."""
     if not torch.jit.is_tracing() and x.shape[axis] not in (0, channels):  # type: ignore[no-untyped-call]
         raise GraphError(
             f"This pruned network reads {channels} values in a row where this input gives it {x.shape[axis]}: it takes"
@@ -80,7 +80,7 @@ def _check_length(x: Tensor, axis: int, channels: int) -> None:
 
 
 class _Take(torch.autograd.Function):
-    """Channels by number. Its gradient takes channels too, where torch's own would scatter with atomic additions."""
+    """Channels by index. Its gradient is a gather too; torch's own would scatter with atomic additions."""
 
     @staticmethod
     def forward(
@@ -110,7 +110,7 @@ def _take(x: Tensor, index: Tensor, mask: Tensor | None, axis: int) -> Tensor:
 
 
 class OnesChannel(nn.Module):
-    """One more channel, all ones: a padded convolution reads the sum of its constant inputs from it."""
+    """Appends a channel of ones, from which a padded convolution reads the sum of its constant inputs."""
 
     def __init__(self, axis: int) -> None:
         super().__init__()
@@ -122,10 +122,10 @@ class OnesChannel(nn.Module):
 
 
 class NoChannels(nn.Module):
-    """A value whose channels all became constant: a batch of the traced shape without channels, to be filled.
+    """A value whose channels all became constant: a tensor of the traced shape with 0 channels, to be filled.
 
-    ``shape`` is the value's and ``example`` the network input's as traced: no other image size can be served.
-    ``growth``: by how much each axis of the value grows with one more sample.
+    ``shape`` is the value's and ``example`` the network input's, as traced: other image sizes are not supported.
+    ``growth``: by how much each axis of the value grows per additional sample.
     """
 
     like: Tensor
@@ -150,7 +150,7 @@ class NoChannels(nn.Module):
 
 
 def whole_shape(x: Tensor, axis: int, channels: int) -> tuple[int, ...]:
-    """The shape of x as it was before channels were removed."""
+    """The shape that x had before channels were removed."""
     return (*x.shape[:axis], channels, *x.shape[axis + 1 :])
 
 

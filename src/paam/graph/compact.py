@@ -1,8 +1,8 @@
-"""Kept filters -> the smaller network, which computes what the gated one computes with binary gates.
+"""Kept filters -> the smaller network, equivalent to the gated one with binary gates.
 
-Layers shrink to the channels that remain. Where neighbours hold different channels a ChannelMap stands between
-them. What a removed channel contributed as a constant is read off the gated network itself, run once on the example
-input, and is carried by the next bias. A network that needs no map keeps its class; otherwise it becomes a
+Layers are cut to the remaining channels. Where adjacent layers have different channels, a ChannelMap (index map) is
+inserted between them. The constant contribution of a removed channel is measured on the gated network, run once on
+the example input, and goes into the next bias. A network that needs no map keeps its class; otherwise it becomes a
 RewiredModel whose layers keep their names.
 """
 
@@ -35,7 +35,7 @@ from paam.graph.solve import Masks, Settled, Solution, solve
 from paam.graph.trace import BATCH, Traced
 
 MAPS = "paam_maps"
-"""Where the index maps of a compacted network live."""
+"""Submodule with the index maps of a compacted network."""
 
 
 def compact(
@@ -43,7 +43,7 @@ def compact(
 ) -> nn.Module:
     """A smaller copy of the traced model, with its weights; the model itself is not changed.
 
-    ``check``: compare the two on other weights and another batch size first, and refuse a difference.
+    ``check``: compare the two on other weights and another batch size first, and raise an error if they differ.
     """
     solution = solve(ops, masks)
     if keep_class and solution.rewired:
@@ -64,7 +64,7 @@ def _emptied(solution: Solution) -> str:
 
 
 def build(traced: Traced, solution: Solution, masks: Masks, shapes: Shapes | None = None) -> Builder:
-    """The parts of the small network. ``shapes``: of all values, where its constants are found on other maps."""
+    """Build the small network's layers and graph. ``shapes``: of all values, if constants come from other map sizes."""
     values = find_constants(traced, solution, masks, shapes)
     builder = Builder(traced, {step.op.node: step.op.axis for step in solution.settled}, values)
     for step in solution.settled:
@@ -73,12 +73,12 @@ def build(traced: Traced, solution: Solution, masks: Masks, shapes: Shapes | Non
 
 
 class Builder:
-    """Edits a copy of the graph, and a copy of the model's layers, one operation after the other."""
+    """Edits a copy of the graph, and a copy of the model's layers, operation by operation."""
 
     def __init__(self, traced: Traced, axes: dict[fx.Node, int], values: Values) -> None:
         self.traced = traced
         self.values = values
-        # A copy that shares the tensors: most are about to be cut, and the others are copied at the end.
+        # A copy that shares the tensors: most are cut anyway; the others are copied at the end.
         self.shared = {id(tensor) for tensor in tensors_of(traced.model.modules())}
         self.root = light_copy(traced.model)
         write_out_weights(self.root)
@@ -96,8 +96,8 @@ class Builder:
         self.axes = axes
         self.shapes = traced.shapes
         self.maps = self.root.get_submodule(MAPS) if hasattr(self.root, MAPS) else nn.Module()
-        self.given: dict[fx.Node, dict[fx.Node, fx.Node]] = {}  # what each reader reads for a value of the model's
-        # Calls that return several values: one for each choice of channels that their parts need.
+        self.given: dict[fx.Node, dict[fx.Node, fx.Node]] = {}  # by reader: original value -> the node it reads now
+        # Calls that return several values: one call per combination of channels that their parts need.
         self.calls: dict[fx.Node, dict[tuple[bytes, ...], fx.Node]] = {}
         self.shrunk: set[str | None] = set()  # layers called several times that have been cut already
         self.gone: set[fx.Node] = set()
@@ -112,7 +112,7 @@ class Builder:
         elif isinstance(op.flow, Add):
             self._place_add(step, node)
         elif isinstance(op.flow, Concat):
-            mixed = _has_other_types(op)  # then those of which nothing is left make the type of the result, too
+            mixed = _has_other_types(op)  # then empty inputs count too: they affect the result's dtype
             present = [i for i, wanted in enumerate(step.wanted) if len(wanted) or mixed]
             node.args, node.kwargs = ([self._mapped(step, i, node) for i in present], op.axis), {}
         elif step.picked:
@@ -129,9 +129,9 @@ class Builder:
                 self._append(step, places, node)
 
     def _feed(self, step: Settled, node: fx.Node) -> None:
-        """Give an operation the channels that it reads.
+        """Connect an operation to the channels that it reads.
 
-        Where it is one part of several, (values, indices) of a maximum, say, that is what makes all the parts.
+        For one of several outputs, as in (values, indices) of a maximum, the reader is the call that makes them all.
         """
         reader = node if step.reader is step.op.node else self._call_of(step, node)
         given = self.given.setdefault(reader, {})
@@ -142,12 +142,12 @@ class Builder:
         def stand_in(original: fx.Node) -> fx.Node:
             return given.get(original, self.nodes[original])
 
-        # Two values may have become one node, as a shuffle whose map is left out: the arguments tell them apart.
+        # Two values may have become one node, such as a shuffle whose map is omitted: the arguments tell them apart.
         reader.args = fx.map_arg(step.reader.args, stand_in)
         reader.kwargs = fx.map_arg(step.reader.kwargs, stand_in)
 
     def _call_of(self, step: Settled, node: fx.Node) -> fx.Node:
-        """The call of which a value is a part. One that needs other channels than those before it has its own call."""
+        """The call that makes this part. A part that needs different channels from earlier ones gets its own call."""
         first = self.nodes[step.reader]
         calls = self.calls.setdefault(step.reader, {})
         key = tuple(layout.tobytes() for layout in step.wanted)
@@ -182,19 +182,19 @@ class Builder:
         keep_sizes(self.graph, self.nodes, self.axes, self.shapes, self.widths)
         for node in self.graph.nodes:
             if node.op == "call_method" and node.target == "view" and not isinstance(node.args[-1], torch.dtype):
-                node.target = "reshape"  # an index map may have changed how values lie in memory
+                node.target = "reshape"  # an index map may have changed the memory layout
         drop_unused(self.graph)
         for node in [node for node in reversed(self.graph.nodes) if node in self.gone]:
             self._leave_shape(node)
-        drop_unused(self.graph)  # what led to them: views between which channels were moved
+        drop_unused(self.graph)  # inputs of removed nodes: views between which channels were moved
         self.root.add_module(MAPS, self.maps)
-        # The module takes along only what the remaining graph reads.
+        # The module keeps only what the remaining graph reads.
         small = connected(self.root, self.graph, self.name)
         small.meta[NEVER_TRAINED] = self.traced.never_trained
         return small.train(self.root.training)
 
     def _own_tensors(self) -> None:
-        """Copy every tensor that still is the original model's."""
+        """Copy every tensor that is still shared with the original model."""
         copies: dict[int, Tensor] = {}
         for module in self.root.modules():
             for held in (module._parameters, module._buffers):
@@ -217,7 +217,7 @@ class Builder:
     def _rewire(
         self, node: fx.Node, before: fx.Node, source: fx.Node, index: Layout | None, offset: Tensor | None
     ) -> fx.Node:
-        """The node behind an index map and an offset, as far as they are needed."""
+        """The node after an index map and an offset, where needed."""
         if index is not None:
             node = self._insert(ChannelMap(index.tolist(), self.widths[source], self.axes[source]), node, before)
         return node if offset is None else self._insert(ChannelOffset(offset, self.axes[source]), node, before)
@@ -234,23 +234,23 @@ class Builder:
             if index is not None and (index < 0).all() and not needed:
                 continue
             operands.append(self._rewire(self._source(source, node), node, source, index, offset))
-            offset = None  # the sum carries it once
+            offset = None  # the sum needs it only once
         if len(operands) == 1:
             self._replace(step.op, operands[0])
         else:
             node.args, node.kwargs = tuple(operands), {}
 
     def _may_stretch(self, op: Op) -> bool:
-        """Whether a term may be one number per channel, and another a map that has one pixel for the example alone."""
+        """Whether one term may be one number per channel, and another a map that is 1x1 only for the example."""
         return any(size == 1 for place, size in enumerate(self.shapes[op.name]) if place not in (BATCH, op.axis))
 
     def _source(self, original: fx.Node, before: fx.Node) -> fx.Node:
-        """The tensor that now stands for a value; an empty one of the right shape where nothing of it is left."""
+        """The small network's node for a value; an empty tensor of the right shape if all its channels are removed."""
         if (node := self.nodes[original]) not in self.gone:
             return node
         source = next(node for node in self.graph.nodes if node.op == "placeholder")
         held = original.meta.get(DTYPE, self.dtype)
-        # What has the type of the images takes that of the network, which may be given another one later.
+        # A value with the images' dtype uses the network's dtype, which may be changed later.
         example = tree_leaves(self.traced.examples)[0].dtype
         dtype = self.dtype if held.is_floating_point and held == example else held
         shape, growth = self.shapes[original.name], self.traced.growth(original)
@@ -258,9 +258,9 @@ class Builder:
         return self._insert(blank, source, before)
 
     def _leave_shape(self, node: fx.Node) -> None:
-        """Somebody still reads the size of a value that is gone: let an empty one of that size stand for it."""
+        """If the size of a removed value is still read, replace the value with an empty tensor of that size."""
         for reader in [reader for reader in node.users if not reader.users and reader.op != "output"]:
-            self.graph.erase_node(reader)  # a split, say, whose parts are gone
+            self.graph.erase_node(reader)  # e.g. a split whose parts are gone
         if node.users:
             original = next(original for original, copied in self.nodes.items() if copied is node)
             node.replace_all_uses_with(self._source(original, node))
@@ -280,7 +280,7 @@ class Builder:
         shrink_mix(layer, flow, step.made, step.wanted[0], constant)
 
     def _append(self, step: Settled, places: Layout, node: fx.Node) -> None:
-        """Pass on only some of the channels that an operation makes, to all of its readers."""
+        """Pass only some of the channels that an operation makes to all of its readers."""
         flow, total = step.op.flow, len(step.made)
         if isinstance(flow, Mix) and flow.groups > 1 and not flow.depthwise:
             total = flow.rows_per_group(step.made) * len(flow.active(step.made))
@@ -303,12 +303,12 @@ class Builder:
 
 
 def _has_other_types(op: Op) -> bool:
-    """Whether an operation reads values of another type than it makes."""
+    """Whether an operation reads values of another dtype than its result's."""
     return any(node.meta.get(DTYPE) != op.node.meta.get(DTYPE) for node in op.inputs)
 
 
 def _spread(values: Tensor, constants: Layout, layout: Layout) -> Tensor:
-    """The constants of ``constants`` at their places in ``layout``, zero elsewhere."""
+    """The values of the ``constants`` channels at their positions in ``layout``, zero elsewhere."""
     chosen = torch.from_numpy(np.isin(layout, constants)).to(values.device)
     numbers = values if values.is_floating_point() else values.float()
     return torch.where(chosen, numbers[torch.from_numpy(layout)], 0)

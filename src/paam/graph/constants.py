@@ -1,4 +1,4 @@
-"""What closed channels still contribute as constants, read off the gated network itself."""
+"""Constant contributions of closed channels, measured on the gated network itself."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from paam.graph.solve import Masks, Solution
 from paam.graph.trace import Traced
 
 Values = dict[str, Tensor]
-"""Node name -> the value of each channel that is constant, shape [width]; other entries mean nothing."""
+"""Node name -> the value of each constant channel, shape [width]; other entries are meaningless."""
 
 Shapes = Mapping[str, Shape]
 """Node name -> the shape of its value."""
 
 SEEN = 256
-"""At so many places and samples, more or less, constants are compared."""
+"""Approximate number of positions and samples at which constants are compared."""
 
 
 class Observer(GraphRunner):
-    """Runs the network with its gates closed, and reads the constants that the small one must carry."""
+    """Runs the network with its gates closed, and collects the constants that the small network needs."""
 
     def __init__(self, traced: Traced, solution: Solution, masks: Masks, keep: bool) -> None:
         super().__init__(traced, traced.model)
@@ -69,15 +69,15 @@ class Observer(GraphRunner):
         seen = value.index_select(axis, places).movedim(axis, -1)[None].flatten(0, -2)
         seen = seen[:: max(len(seen) // SEEN, 1)].double()
         varies = not torch.allclose(seen, seen[:1].expand_as(seen), rtol=1e-5, atol=1e-6)
-        if varies and bool(seen.isfinite().all()):  # what is no number was made so before
+        if varies and bool(seen.isfinite().all()):  # NaN and infinity come from earlier operations
             raise GraphError(f"The channel rule of '{n.name}' is wrong: a channel it calls constant varies.")
-        while value.dim() > 1:  # one sample, at one place
+        while value.dim() > 1:  # one sample, at one position
             value, axis = (value[0], axis - 1) if axis else (value.select(-1, 0), 0)
         return value.clone()
 
 
 def wanted(solution: Solution) -> set[fx.Node]:
-    """The values of whose constants the small network carries some."""
+    """The values whose constants the small network needs."""
     return {
         node
         for step in solution.settled
@@ -87,10 +87,10 @@ def wanted(solution: Solution) -> set[fx.Node]:
 
 
 def find_constants(traced: Traced, solution: Solution, masks: Masks, shapes: Shapes | None = None) -> Values:
-    """The constants that the small network must carry, and no others.
+    """The constants that the small network needs, and no others.
 
-    They follow from other constants and from what the model holds: only the operations that lead to them are run, on
-    maps of the example's size or of other ``shapes``. For all that varies with the inputs stand random numbers.
+    They depend only on other constants and the model's tensors, so only the operations that lead to them are run, on
+    maps of the example's size or of other ``shapes``. Values that vary with the inputs are replaced by random numbers.
     """
     observer = Observer(traced, solution, masks, keep=False)
     if not observer.wanted:
@@ -109,7 +109,7 @@ def find_constants(traced: Traced, solution: Solution, masks: Masks, shapes: Sha
 
 
 def _needed(traced: Traced, observer: Observer) -> tuple[set[fx.Node], set[fx.Node]]:
-    """The operations that must be run for some constants, and the values without constants that these read."""
+    """The operations that must be run for the constants, and their non-constant inputs."""
     computed: set[fx.Node] = set()
     given: set[fx.Node] = set()
     waiting = [*observer.wanted]
@@ -129,7 +129,7 @@ def _needed(traced: Traced, observer: Observer) -> tuple[set[fx.Node], set[fx.No
 
 
 def _stand_in(traced: Traced, solution: Solution, node: fx.Node, axis: int, shapes: Shapes) -> Tensor:
-    """A value that differs from sample to sample and from channel to channel, and is zero where it must be."""
+    """A random value that varies by sample and channel, and is zero where it must be."""
     shape, held = shapes[node.name], node.meta[DTYPE]
     inputs = next(other for other in traced.graph.nodes if other.op == "placeholder")
     dtype = _dtype_of(traced) if held == inputs.meta[DTYPE] else held
@@ -144,7 +144,7 @@ def _stand_in(traced: Traced, solution: Solution, node: fx.Node, axis: int, shap
 
 
 def _dtype_of(traced: Traced) -> torch.dtype:
-    """The precision of the model as it is now."""
+    """The model's current precision."""
     floats = (p.dtype for p in traced.model.parameters() if p.is_floating_point())
     return next(floats, torch.get_default_dtype())
 
@@ -152,7 +152,7 @@ def _dtype_of(traced: Traced) -> torch.dtype:
 def observe(
     traced: Traced, solution: Solution, masks: Masks, inputs: Sequence[Tensor], *, keep: bool = False
 ) -> Observer:
-    """Run the network with its gates closed: the observer has its constants, its result, and all values to ``keep``."""
+    """Run the network with closed gates: the observer has its constants, result, and with ``keep`` all values."""
     observer = Observer(traced, solution, masks, keep)
     with _evaluation(traced):
         observer.result = observer.run(*(x.clone() for x in inputs))
@@ -161,9 +161,9 @@ def observe(
 
 @contextmanager
 def _evaluation(traced: Traced) -> Iterator[None]:
-    """Evaluation mode, without gradients. What only training computes runs, too, and leaves nothing behind."""
+    """Evaluation mode, without gradients. Training-only nodes run too, without side effects."""
     with evaluating(traced.model), torch.no_grad(), ExitStack() as stack:
-        if traced.training_only:  # it may update statistics, draw random numbers, and change what evaluation returns
+        if traced.training_only:  # may update statistics, draw random numbers, and change what evaluation returns
             device = device_of(traced)
             stack.enter_context(copying(traced.model))
             stack.enter_context(AsFound(traced.model, traced.ignore))

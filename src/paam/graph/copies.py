@@ -20,7 +20,7 @@ from paam.graph.modes import has_plain_modes, in_mode
 
 OWN_WAYS = ("__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__")
 PLAIN = frozenset((str, int, float, bool, type(None), torch.dtype, torch.device, FunctionType, BuiltinFunctionType))
-"""Types of what copies may share, since nobody changes it."""
+"""Immutable types, which copies may share."""
 CONTAINERS = frozenset((dict, OrderedDict, list, set))
 
 
@@ -32,7 +32,7 @@ def deep_copy(model: nn.Module) -> nn.Module:
 
 
 def _refuse_old_norms(model: nn.Module) -> None:
-    """Refuse torch's old weight_norm and spectral_norm: they keep a computed weight where a parameter should be."""
+    """Refuse torch's old weight_norm and spectral_norm: they store a computed weight in place of a parameter."""
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, WeightNorm | SpectralNorm):
@@ -49,7 +49,7 @@ def _refuse_old_norms(model: nn.Module) -> None:
 def _copying(model: nn.Module) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # what somebody's modules hold may be anything
+    except Exception as error:  # custom modules may hold anything
         raise GraphError(
             f"{type(model).__name__} cannot be copied ({one_line(error)}), which pruning does. What it holds beside"
             " parameters, buffers and modules must be something that copy.deepcopy takes: a tensor that forward()"
@@ -58,10 +58,11 @@ def _copying(model: nn.Module) -> Iterator[None]:
 
 
 def light_copy(model: nn.Module) -> nn.Module:
-    """A copy whose modules are its own and whose parameters and buffers are the model's.
+    """A copy with new modules that share the model's parameters and buffers.
 
-    It is made by hand, module by module: copy.deepcopy would be ten times slower. What evaluation has stored of the
-    weights, a table of biases, say, is dropped, as models do when training begins: the copy is to have other weights.
+    Written by hand, module by module: copy.deepcopy would be ten times slower. Caches that evaluation mode derived
+    from the weights, such as a table of biases, are dropped, as models do when training begins: the copy will have
+    other weights.
     """
     _refuse_old_norms(model)
     modules = list(model.modules())
@@ -76,7 +77,7 @@ def light_copy(model: nn.Module) -> nn.Module:
             kind = type(value)
             if kind in PLAIN:
                 continue
-            if kind in CONTAINERS and not value:  # all the hooks, mostly
+            if kind in CONTAINERS and not value:  # mostly hooks
                 held[name] = kind()
             elif name in ("_parameters", "_buffers"):
                 held[name] = dict(value)
@@ -92,7 +93,7 @@ def light_copy(model: nn.Module) -> nn.Module:
 
 
 def tensors_of(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
-    """All parameters and buffers that modules hold themselves; those held twice come twice."""
+    """All parameters and buffers directly in these modules; shared tensors are repeated."""
     for module in modules:
         for held in (module._parameters, module._buffers):
             yield from (tensor for tensor in held.values() if tensor is not None)
@@ -103,22 +104,22 @@ def _may_be_shared(value: Any) -> bool:
 
 
 def _is_ordinary(kind: type) -> bool:
-    """Whether objects of a class are their attributes, and copied as such."""
+    """Whether objects of a class can be copied by copying their attributes."""
     return all(getattr(kind, way, None) is getattr(nn.Module, way, None) for way in OWN_WAYS)
 
 
 def computed_weights(module: nn.Module) -> dict[str, Tensor]:
-    """What a parametrized layer computes its weights to be, by name."""
+    """The weights that a parametrized layer computes, by name."""
     parametrizations = module.parametrizations
     assert isinstance(parametrizations, nn.ModuleDict)
-    with in_mode(parametrizations, False), torch.no_grad():  # a spectral norm moves its vectors in training
+    with in_mode(parametrizations, False), torch.no_grad():  # in training, a spectral norm updates its vectors
         return {name: getattr(module, name).clone() for name in parametrizations}
 
 
 def write_out_weights(model: nn.Module) -> None:
-    """Give parametrized layers, in place, the weights that they compute: cut, those would come out differently.
+    """Replace parametrizations, in place, by the weights that they compute: after cutting, these would differ.
 
-    By hand: torch's own removal changes the class, and the tensors, that the layer shares with the one it is a copy of.
+    Not torch's remove_parametrizations(): it changes the class and the tensors, which a copy shares with its original.
     """
     for module in [module for module in model.modules() if is_parametrized(module)]:
         parametrizations = module.parametrizations

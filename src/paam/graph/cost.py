@@ -1,7 +1,7 @@
-"""The one counter of parameters and multiply-accumulates. It also names what it did not count.
+"""The one counter of parameters and multiply-accumulates. It also reports what it did not count.
 
 MACs are those of convolutions and linear layers (matrix products included), for one pass over the given inputs
-divided by the batch size. Everything else that ran is listed in ``uncounted``.
+divided by the batch size. All other operations that ran are listed in ``uncounted``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Counted:
 
 
 def count(model: nn.Module, example_inputs: Any) -> Counted:
-    """Count a model by running it once, in evaluation mode, on the example."""
+    """Count a model by running it once on the example, in evaluation mode."""
     examples = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     counter = MacCounter()
     with evaluating(model), torch.no_grad(), counter:
@@ -41,9 +41,9 @@ def count(model: nn.Module, example_inputs: Any) -> Counted:
 
 
 def macs_by_layer(model: nn.Module, example: Tensor) -> dict[str, int]:
-    """MACs of each module that computes itself, per sample, in the order in which they first ran."""
+    """MACs per sample, without submodules, of each module, in the order in which they first ran."""
     counter, found = MacCounter(), dict[str, int]()
-    inside: list[tuple[str, int]] = []  # modules under way, and what was counted when they, or the last in them, began
+    inside: list[tuple[str, int]] = []  # running modules, and the count when each started or its last submodule ended
 
     def book() -> None:
         if inside and counter.macs > inside[-1][1]:
@@ -69,12 +69,12 @@ def macs_by_layer(model: nn.Module, example: Tensor) -> dict[str, int]:
 
 
 def batch_of(examples: Sequence[Any]) -> int:
-    """How many samples a model's arguments hold: the first is a batch, or a list of images."""
+    """Number of samples in a model's arguments: the first is a batch, or a list of images."""
     first = examples[0]
     return first.shape[0] if isinstance(first, Tensor) else len(first)
 
 
-# The parameter is called ``input`` as in torch, whose callers may give it by that name.
+# The parameter is called ``input`` as in torch, because callers may pass it by name.
 def _convolution(result: Tensor, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
     # Weights are [out, in / groups, kernel...]: each output value reads all but the first axis of one of them.
     return result.numel() * math.prod(weight.shape[1:])
@@ -90,13 +90,13 @@ def _product(result: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> int:
 
 
 def _attention(result: Tensor, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> int:
-    # Each of the [..., L, d] queries meets S keys, and then S values.
+    # Each of the [..., L, d] queries is multiplied with S keys, and its weights with S values.
     return 2 * query.numel() * key.shape[-2]
 
 
 def _multi_head(batch_first: bool) -> Callable[..., int]:
     def macs(result: Any, query: Tensor, key: Tensor, value: Tensor, width: int, *args: Any, **kwargs: Any) -> int:
-        # Four projections, and between them the products of queries with keys and of weights with values.
+        # Four projections, plus the products of queries with keys and of attention weights with values.
         keys = key.shape[1 if batch_first else 0]
         return (2 * query.numel() + 2 * key.numel()) * width + 2 * query.numel() * keys
 
@@ -114,7 +114,7 @@ COUNTERS: dict[Callable[..., Any], Callable[..., int]] = {
 
 
 class MacCounter(TorchFunctionMode):
-    """Counts what runs inside: ``macs`` of the whole batch."""
+    """Counts everything that runs inside the block: ``macs`` are of the whole batch."""
 
     def __init__(self) -> None:
         super().__init__()

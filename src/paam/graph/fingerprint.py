@@ -1,4 +1,4 @@
-"""What identifies an architecture: the graph, its layers, the name and shape of every tensor; not the weights."""
+"""Fingerprint of an architecture: the graph, its layers, the name and shape of every tensor; not the weights."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SETTINGS = (
     *("output_padding", "output_size", "p", "padding", "padding_mode", "scale_factor", "size", "start_dim", "stride"),
     *("threshold", "transposed", "unflattened_size", "upscale_factor", "value"),
 )
-"""Attributes of torch's layers that say what their tensors do not: strides, padding, the shape of an activation."""
+"""Attributes of torch's layers that tensor shapes do not reveal: stride, padding, an activation's parameters."""
 
 
 def settings_of(layer: nn.Module) -> str:
-    """What a layer does: the kind and the settings of it and of all layers in it."""
+    """What a layer computes: the class and settings of it and all of its submodules."""
     parts = []
     for name, part in layer.named_modules():
         own, of_kind = vars(part), _settings_of(type(part))  # type: ignore[arg-type]
-        # hasattr(part, key) would search all that it holds, slowly
+        # hasattr(part, key) would search all submodules and tensors, slowly
         values = {key: getattr(part, key) for key in SETTINGS if key in own or key in of_kind}
         plain = {key: value for key, value in values.items() if isinstance(value, str | int | float | tuple | list)}
         parts.append(f"{name} {type(part).__name__} {_said(plain)}")
@@ -39,7 +39,7 @@ def _settings_of(kind: type) -> frozenset[str]:
 
 
 def _said(values: Mapping[str, Any]) -> dict[str, Any]:
-    """In order, without None and False: what one version of torch says so, another leaves out."""
+    """Sorted, without None and False: one version of torch stores these where another omits the attribute."""
     return {key: value for key, value in sorted(values.items()) if value is not None and value is not False}
 
 
@@ -51,9 +51,9 @@ def function_name(target: Any) -> str:
 
 
 def fingerprint(model: nn.Module, graph: fx.Graph) -> str:
-    """Identifies what a model computes by a graph, whatever its weights.
+    """Identifies what a model computes by its graph, independent of its weights.
 
-    Made to outlive versions of torch: none of the texts that torch may change is in it, such as a layer's repr.
+    Stable across torch versions: contains no text that torch may change, such as a layer's repr.
     """
     number = {node: place for place, node in enumerate(graph.nodes)}
     lines = []
@@ -63,6 +63,6 @@ def fingerprint(model: nn.Module, graph: fx.Graph) -> str:
         what = settings_of(model.get_submodule(str(node.target))) if layer else function_name(node.target)
         lines.append(f"{place} {node.op} {node.target if layer else ''} {what} {args} {kwargs}")
     lines += [f"{name} {tuple(value.shape)}" for name, value in model.state_dict().items()]
-    if (earlier := recall_plan(model)) is not None:  # which channels its index maps connect
+    if (earlier := recall_plan(model)) is not None:  # determines which channels its index maps connect
         lines.append(earlier.digest)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

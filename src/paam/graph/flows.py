@@ -1,21 +1,21 @@
-"""The few ways in which channels travel through an operation.
+"""How channels propagate through an operation: the few basic cases.
 
-Every value in the graph has a channel axis, and every channel on it a state:
+Every value in the graph has a channel axis, and every channel a state:
 
   LIVE   it depends on the input
   ZERO   it is 0 for every input, everywhere: a closed gate and what follows from it
-  CONST  it is one number for every input, everywhere: a batch norm's offset of a closed channel, say
+  CONST  it is one number for every input, everywhere: for example a batch norm's offset of a closed channel
 
-A flow answers these questions about one operation. ``forward``: the states of its output, given those of its
-inputs. ``backward``: which channels of each input it needs, given which of its output are needed. ``layout``: which
-channels each input must physically hold, and which the output then holds. States and needs follow from the graph
-and the plan alone, never from weights, so a plan gives the same small network on any copy of the model.
+A flow answers these questions about one operation. ``forward``: the states of its output, given those of its inputs.
+``backward``: which channels of each input it needs, given which of its output are needed. ``layout``: which channels
+each input must physically hold, and which the output then holds. States and needs follow from the graph and the plan
+alone, never from weights, so a plan gives the same small network on any copy of the model.
 
-``strength`` and ``origin`` serve the search for the strongest path (path.py): how well each output channel is
-connected to the input, given how well each input channel is; and through which input, and which of its channels,
+``strength`` and ``origin`` are for the search for the strongest path (path.py): how well each output channel is
+connected to the input, given the same for each input channel; and through which input, and which of its channels,
 that connection goes.
 
-States are int8 arrays, needs are bool arrays, layouts are int64 arrays of original channel numbers in ascending order.
+States are int8 arrays, needs are bool arrays, layouts are int64 arrays of original channel indices in ascending order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LIVE, ZERO, CONST = np.int8(0), np.int8(1), np.int8(2)
 
 
 class Flow(Protocol):
-    """What a channel rule says about one operation."""
+    """The channel behaviour of one operation."""
 
     def forward(self, inputs: list[States]) -> States: ...
 
@@ -46,8 +46,8 @@ class Flow(Protocol):
     def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
         """What each input must hold, and what the output then holds.
 
-        ``inputs``: what they hold now, and the ``states`` of all their channels. ``wanted``: output channels that
-        are needed and LIVE. ``opened``: output channels that no gate behind this operation closes.
+        ``inputs``: what they hold now; ``states``: of all their channels. ``wanted``: output channels that are needed
+        and LIVE. ``opened``: output channels that no gate after this operation closes.
         """
         ...
 
@@ -58,7 +58,7 @@ class Flow(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """A graph input: whole, whatever is needed of it."""
+    """A graph input: all channels are kept, even if not all are needed."""
 
     width: int
 
@@ -80,7 +80,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Sink:
-    """A graph output: whole, with its constants filled in."""
+    """A graph output: all channels, with constants filled in."""
 
     width: int
 
@@ -108,8 +108,8 @@ class Mix:
     ``padded``: zero padding makes a constant input spatially uneven, so that constants cannot be folded into a bias.
     They are then read from one extra input channel of ones; see compact.py.
 
-    ``own``: a layer of somebody's own kind, of which only is known what was tried out (layers.py): inputs that are zero
-    may be missing, unless all are needed (``whole``), and then its outputs are of the state ``dead``.
+    ``own``: a custom layer, known only through trials (layers.py): zero inputs may be missing, unless all inputs are
+    needed (``whole``); outputs without any non-zero input have the state ``dead``.
     """
 
     inputs: int
@@ -148,23 +148,23 @@ class Mix:
             return [rows], rows
         if self.groups == 1 and not self.own:
             return [inputs[0]], rows
-        # A grouped convolution needs as many inputs in each group: the shorter groups are filled up with zeros (-1).
-        # Constants are filled in as well, instead of being folded into the bias.
+        # A grouped convolution needs equally many inputs per group: shorter groups are padded with zeros (-1).
+        # Constants are filled in too, instead of being folded into the bias.
         held = (states[0] == CONST) | self.whole
         held[inputs[0]] = True
         size = self.inputs // self.groups
-        if self.own:  # nobody knows what it does without any input
+        if self.own:  # its behaviour without any input is unknown
             held |= ~held.reshape(self.groups, -1).any(1).repeat(size)
         groups = [np.flatnonzero(held[g * size : (g + 1) * size]) + g * size for g in self.active(rows)]
         longest = max(map(len, groups), default=0)
         return [np.concatenate([_filled(group, longest) for group in groups]) if groups else rows], rows
 
     def active(self, rows: Layout) -> list[int]:
-        """Groups that still have an output."""
+        """Groups with at least one remaining output."""
         return sorted(set((rows // (self.outputs // self.groups)).tolist()))
 
     def rows_per_group(self, rows: Layout) -> int:
-        """Outputs of each group that is left: as many as the largest one has."""
+        """Outputs per remaining group: as many as the largest one has."""
         counts = np.bincount(rows // (self.outputs // self.groups)) if len(rows) else np.zeros(1, dtype=np.int64)
         return int(counts.max())
 
@@ -180,10 +180,10 @@ class Mix:
 
 @dataclass(frozen=True)
 class Pass:
-    """Each output channel reads its own input channel: activations, batch norm, pooling.
+    """Each output channel reads only its own input channel: activations, batch norm, pooling.
 
-    ``zero`` and ``const``: the state that a ZERO and a CONST channel take. A batch norm turns zero into a constant; an
-    average over zero padding turns a constant into something that varies over the map, which counts as LIVE.
+    ``zero`` and ``const``: the state that a ZERO and a CONST channel becomes. A batch norm turns zero into a constant;
+    an average over zero padding turns a constant into something that varies over the map, which counts as LIVE.
     """
 
     zero: np.int8 = ZERO
@@ -196,7 +196,7 @@ class Pass:
         return [need]
 
     def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
-        # What is present passes even where nobody needs it: cheaper than a map. Only what a gate closes here must go.
+        # Present channels pass even if not needed: cheaper than an index map. Only those closed by a gate must go.
         passing = wanted.copy()
         if wanted.any():
             passing[inputs[0]] |= opened[inputs[0]]
@@ -212,9 +212,9 @@ class Pass:
 
 @dataclass(frozen=True)
 class Whole:
-    """Every output reads every channel, as a norm over channels does: its inputs are made whole, constants filled in.
+    """Every output reads every channel, as in a norm over channels: inputs are complete, with constants filled in.
 
-    There may be several inputs: a norm's own weight and offset, say. ``opaque``: a part that the user has left alone.
+    There may be several inputs, such as a norm's weight and offset. ``opaque``: a part that the user excluded.
     """
 
     width: int
@@ -227,7 +227,7 @@ class Whole:
         return [np.full(len(states), need.any()) for states in inputs]
 
     def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
-        # A gate right behind would have to close channels of a value that must stay whole: attach.py puts none here.
+        # A gate directly after would close channels of a value that must stay complete: attach.py puts none here.
         if not wanted.any():
             return inputs, np.zeros(0, dtype=np.int64)
         return [np.arange(len(state)) for state in states], np.arange(self.width)

@@ -1,11 +1,11 @@
-"""What the graph knows of gates: where they live in a network, and how one multiplies a feature map."""
+"""Gates from the graph's point of view: where they are stored in a network, and how one multiplies a feature map."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 GATES = "paam_gates"
-"""Where gates live in a gated network."""
+"""Submodule with the gates of a gated network."""
 
 
 def apply_gate(x: Tensor, gate: Tensor | None, axis: int) -> Tensor:
@@ -15,5 +15,5 @@ def apply_gate(x: Tensor, gate: Tensor | None, axis: int) -> Tensor:
     shape = [1] * x.dim()
     shape[axis] = -1
     if len(gate) != x.shape[axis]:
-        gate = gate.repeat(x.shape[axis] // len(gate))  # x is read in equal parts, which share a gate
+        gate = gate.repeat(x.shape[axis] // len(gate))  # x is read in equal parts that share a gate
     return x * gate.to(x.dtype).view(shape)

@@ -1,8 +1,7 @@
-"""Which filters share a gate, and where it stands.
+"""Which filters share a gate, and where the gate is.
 
-A group starts at a convolution or linear layer and follows its channels as long as they go one way: through batch
-norm, activations, depthwise convolutions and, at the placement "sum", through the residual addition. Its gate
-stands at the end.
+A group starts at a convolution or linear layer and follows its channels until they branch: through batch norm,
+activations, depthwise convolutions and, with placement "sum", through the residual addition. Its gate is at the end.
 """
 
 from __future__ import annotations
@@ -29,13 +28,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Group:
-    """Filters that live and die together: filter i of every layer in ``layers`` is channel i at every site.
+    """Filters that are kept or removed together: filter i of every layer in ``layers`` is channel i at every site.
 
-    A layer whose result is read in equal parts has a multiple of ``width`` filters: i, i + width, and so on are one.
+    A layer whose output is read in equal parts has a multiple of ``width`` filters: i, i + width, and so on count as
+    one.
 
     ``layers``: layers whose filters are scored. ``norms``: per-channel layers between them and the gate. ``sites``:
-    nodes behind which the gate multiplies. ``area``: values per channel and sample.
-    ``stream``: the residual stream that they write into, by its first layer; None if they write into none.
+    nodes whose output the gate multiplies. ``area``: values per channel and sample. ``stream``: the residual stream
+    that they write into, named after its first layer; None if there is none.
     """
 
     name: str
@@ -57,14 +57,14 @@ class _Chain:
 def find_groups(
     traced: Traced, ops: Sequence[Op], *, placement: Placement = "sum", streams: Streams = "independent"
 ) -> tuple[Group, ...]:
-    """All groups of the network in the order of execution."""
+    """All groups of the network in execution order."""
     by_node = {op.node: op for op in ops}
     tied = streams == "tied"
     held = _held(ops)
     root_of, folded = _streams(ops, held, tied)
     added = {root_of(op.node) for op in ops if isinstance(op.flow, Add)}
     answers = _answers(ops)
-    sets: dict[fx.Node | str, fx.Node | str] = {}  # sites, and layers that are called again, that belong together
+    sets: dict[fx.Node | str, fx.Node | str] = {}  # union-find of sites and of layers that are called repeatedly
     chains: list[_Chain] = []
     for op in ops:
         if isinstance(op.flow, Mix) and not op.flow.depthwise:
@@ -80,7 +80,7 @@ def find_groups(
     first_of: dict[fx.Node, str] = {}
     groups = []
     for members in members_of.values():
-        # The network's answers are left alone: their channels are not ours to choose.
+        # Groups that reach the network's outputs are skipped: output channels must not be pruned.
         if any(chain.site in answers for chain in members):
             continue
         first = members[0].layers[0]
@@ -104,7 +104,7 @@ def find_groups(
 
 
 def _held(ops: Sequence[Op]) -> set[fx.Node]:
-    """Values that follow from what the model holds alone."""
+    """Values that depend on the model's own tensors only, not on the inputs."""
     held: set[fx.Node] = set()
     for op in ops:
         if op.node.op != "placeholder" and all(node in held for node in op.inputs):
@@ -145,7 +145,7 @@ def _follow(
 
 
 def _adds_a_number(op: Op) -> bool:
-    """Whether an operator makes something else of zero, as 1 + x: a gate behind it would take the number away, too."""
+    """Whether an operator maps zero to something else, as in 1 + x: a gate after it would also remove that number."""
     of_numbers = getattr(op.node.target, "__module__", "") == "_operator"
     return of_numbers and isinstance(op.flow, Pass) and op.flow.zero != ZERO
 
@@ -153,13 +153,13 @@ def _adds_a_number(op: Op) -> bool:
 def _streams(
     ops: Sequence[Op], held: set[fx.Node], tied: bool
 ) -> tuple[Callable[[fx.Node], fx.Node], dict[fx.Node, tuple[fx.Node, int]]]:
-    """Which values share their channels one to one: a function to one representative node of each such set.
+    """Which values share their channels one to one: a function from a node to the representative of its set.
 
-    When streams are tied, so are the operands of products and the parts of x.chunk(2, 1), so that networks keep their
-    class. ``folded``: representative of a value that is read in equal parts -> that of its parts, and how many.
+    With tied streams, the operands of products and the parts of x.chunk(2, 1) are tied too, so that networks keep
+    their class. ``folded``: representative of a value that is read in equal parts -> that of its parts, and how many.
     """
     parent: dict[fx.Node, fx.Node] = {}
-    parts: dict[tuple[fx.Node, int], list[Op]] = {}  # by what is read in parts, and in how many
+    parts: dict[tuple[fx.Node, int], list[Op]] = {}  # by the value that is split, and the number of parts
     for op in ops:
         if isinstance(op.flow, Pass | Add) or (isinstance(op.flow, Mix) and op.flow.depthwise):
             for source in op.inputs:
@@ -184,7 +184,7 @@ def _streams(
 
 
 def _root(parent: dict[T, T], item: T) -> T:
-    """The representative of an item's set; ``parent`` leads to it."""
+    """The representative of an item's set (union-find); ``parent`` maps each item towards it."""
     while (above := parent.setdefault(item, item)) is not item:
         parent[item] = parent[above]
         item = above

@@ -1,4 +1,4 @@
-"""Flows of operations that join several values, or move channels about."""
+"""Flows of operations that join several values, or rearrange channels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paam.graph.flows import CONST, LIVE, ZERO, Layout, Layouts, Needs, States, 
 
 
 class _Together:
-    """Equally wide values that are read together: each holds the wanted channels."""
+    """Values of equal width that are read together: each holds the wanted channels."""
 
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
         return [need] * len(inputs)
@@ -29,7 +29,7 @@ class _Together:
 
 @dataclass(frozen=True)
 class Add(_Together):
-    """Sum of equally wide values. Each may hold other channels: this is where independent streams meet."""
+    """Sum of values of equal width. Each may hold different channels: this is where independent streams meet."""
 
     def forward(self, inputs: list[States]) -> States:
         stacked = np.stack(inputs)
@@ -40,19 +40,19 @@ class Add(_Together):
 
 @dataclass(frozen=True)
 class Stack(_Together):
-    """Equally wide values side by side on another axis, constants filled in."""
+    """Values of equal width, stacked on another axis, with constants filled in."""
 
     def forward(self, inputs: list[States]) -> States:
-        # Constants of one channel differ between the values, so that together they are no constant.
+        # Constants of one channel differ between the values, so the stacked result is not constant.
         return np.where((np.stack(inputs) == ZERO).all(0), ZERO, LIVE).astype(np.int8)
 
 
 @dataclass(frozen=True)
 class Zip:
-    """Any function of equally numbered channels: products, differences, sums that broadcast over the map.
+    """Any function of corresponding channels: products, differences, sums that broadcast over the map.
 
     Each input holds the wanted channels, constants filled in. ``zero_wins``: a zero in any of them makes the result
-    zero. ``zero``: what becomes of zeros in all of them. An input of width 1 serves all channels.
+    zero. ``zero``: the result's state if all of them are zero. An input of width 1 is broadcast to all channels.
     """
 
     widths: tuple[int, ...]
@@ -81,7 +81,7 @@ class Zip:
         return [present if width == self.width else one for width in self.widths], present
 
     def strength(self, inputs: list[Strengths]) -> Strengths:
-        # A factor that became a constant still lets the others through.
+        # If one factor has become constant, the others still pass.
         best: Strengths = np.maximum.reduce([np.broadcast_to(strength, self.width) for strength in inputs])
         return inputs[0] + np.zeros(self.width) if self.zero_wins else best
 
@@ -93,7 +93,7 @@ class Zip:
 
 @dataclass(frozen=True)
 class Concat:
-    """Channels side by side, in the order of the inputs."""
+    """Concatenation along the channel axis, in the order of the inputs."""
 
     widths: tuple[int, ...]
 
@@ -134,7 +134,7 @@ class Route:
         return [needed]
 
     def layout(self, inputs: list[Layout], states: list[States], wanted: Needs, opened: Needs) -> Layouts:
-        if len(inputs[0]) == self.width:  # nothing was removed: the operation stays as it is
+        if len(inputs[0]) == self.width:  # nothing was removed: the operation is unchanged
             return [inputs[0]], np.arange(len(self.source))
         present = np.flatnonzero(wanted)
         return [self.source[present]], present
@@ -148,7 +148,7 @@ class Route:
 
 @dataclass(frozen=True, eq=False)
 class Part(Route):
-    """One of the equal parts of x.chunk(parts, 1). It stays that where all parts keep as many channels."""
+    """One of the equal parts of x.chunk(parts, 1). It stays a chunk if all parts keep equally many channels."""
 
     parts: int
 
@@ -163,7 +163,7 @@ class Part(Route):
 
 @dataclass(frozen=True)
 class Ones:
-    """All channels, and one more that is 1 everywhere: left by an earlier pruning for a padded convolution."""
+    """All channels plus one that is 1 everywhere: added by an earlier pruning for a padded convolution."""
 
     def forward(self, inputs: list[States]) -> States:
         return np.append(inputs[0], CONST)
@@ -185,7 +185,7 @@ class Ones:
 
 @dataclass(frozen=True)
 class Empty:
-    """A value without channels, left by an earlier pruning."""
+    """A value without channels, from an earlier pruning."""
 
     def forward(self, inputs: list[States]) -> States:
         return np.zeros(0, dtype=np.int8)
@@ -205,7 +205,7 @@ class Empty:
 
 @dataclass(frozen=True)
 class Flatten:
-    """Each channel becomes ``block`` neighbouring features."""
+    """Each channel becomes ``block`` adjacent features."""
 
     block: int
 
@@ -229,13 +229,13 @@ class Flatten:
 
 @dataclass(frozen=True)
 class Gather:
-    """``block`` neighbouring channels become one, spread over a larger map: pixel shuffle."""
+    """``block`` adjacent channels become one, spread over a larger map: pixel shuffle."""
 
     block: int
 
     def forward(self, inputs: list[States]) -> States:
         blocks = inputs[0].reshape(-1, self.block)
-        # Constants of one block differ, so that together they are no constant.
+        # Constants of one block differ, so the combined channel is not constant.
         return np.where((blocks == ZERO).all(1), ZERO, LIVE).astype(np.int8)
 
     def backward(self, need: Needs, inputs: list[States]) -> list[Needs]:
@@ -256,7 +256,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class Given:
-    """A tensor that follows from sizes alone, or that several layers hold: there as a whole, if anything of it is."""
+    """A tensor that follows from sizes alone, or is shared by several layers: kept completely or not at all."""
 
     width: int
 
@@ -278,7 +278,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Stored:
-    """A parameter or buffer of the model that has channels: it is cut to what is wanted."""
+    """A parameter or buffer of the model with a channel axis: it is cut to the wanted channels."""
 
     width: int
 

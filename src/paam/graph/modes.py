@@ -1,4 +1,4 @@
-"""Modes and flags of a model that are changed for a while and then put back."""
+"""Temporarily change modes and flags of a model."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import nn
 
 
 def evaluating(model: nn.Module) -> AbstractContextManager[None]:
-    """Evaluation mode inside, every module's own mode restored outside."""
+    """Evaluation mode inside the block; every module's own mode is restored afterwards."""
     return in_mode(model, False)
 
 
 def switch(model: nn.Module, training: bool) -> nn.Module:
-    """model.train(training): at once, where no module has a way of its own to do so."""
+    """model.train(training), with a fast path if no module overrides it."""
     modules = list(model.modules())
     if not all(has_plain_modes(type(module)) for module in modules):
         return model.train(training)
@@ -24,7 +24,7 @@ def switch(model: nn.Module, training: bool) -> nn.Module:
 
 
 def has_plain_modes(kind: type) -> bool:
-    """Whether train() does nothing to modules of a class but to set their flag."""
+    """Whether train() only sets the ``training`` flag for modules of a class."""
     own = [name for name in ("train", "__setattr__") if getattr(kind, name) is not getattr(nn.Module, name)]
     return not own and not hasattr(kind, "training")
 
@@ -44,7 +44,7 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def copying(model: nn.Module) -> Iterator[None]:
-    """No module works in place inside; the flags are restored outside."""
+    """No module works in place inside the block; the flags are restored afterwards."""
     flagged = [module for module in model.modules() if getattr(module, "inplace", False)]
     for module in flagged:
         module.inplace = False  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""A network prepared for pruning: its graph, its groups of filters, and what any choice among them costs."""
+"""A network prepared for pruning: its graph, its groups of filters, and the cost of any choice among them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from paam.graph.solve import Cost, predicted_cost, solve
 from paam.graph.trace import Traced, trace
 
 Choice = Mapping[str, NDArray[np.bool_]]
-"""Group name -> True for each filter that stays."""
+"""Group name -> True for each filter that is kept."""
 
 ON_DECISION = ("refuse", "fix", "stop")
 
@@ -44,14 +44,14 @@ class Network:
     placement: Placement
     streams: Streams
     keep_class: bool = False
-    """Every plan leaves a network of the model's own class, whose groups keep one filter at least."""
+    """Every plan keeps the model's class, and at least one filter in each group."""
 
     def without_rewiring(self) -> Network:
-        """The network with those groups alone that can be cut without connecting its layers anew."""
+        """The network with only those groups that can be cut without rewiring."""
 
         def keeps(group: Group) -> bool:
             places = np.arange(group.width)
-            # What must keep as many filters in each of its parts is cut evenly by the first mask alone.
+            # The first mask cuts the parts of a group evenly; the others reveal groups whose parts must stay equal.
             masks = (places % 2 == 0, places > 0, places < group.width // 2)
             return group.width > 1 and not any(solve(self.ops, self._masks({group.name: m})).rewired for m in masks)
 
@@ -63,12 +63,12 @@ class Network:
 
     @cached_property
     def dense(self) -> Cost:
-        """What the model itself costs, by the counter, which went along when it was traced."""
+        """Cost of the model itself, counted during tracing."""
         macs = sum(self.traced.macs.values()) // batch_of(self.traced.examples)
         return Cost(sum(p.numel() for p in self.traced.model.parameters()), macs)
 
     def strongest_path(self, scores: Mapping[str, NDArray[np.float64]]) -> dict[str, set[int]]:
-        """Filters, by group, whose weakest member scores highest among all paths from input to output."""
+        """Filters, by group, of the input-output path whose weakest member has the highest score."""
         group_of = {site: group for group in self.groups for site in group.sites}
         path = strongest_path(self.ops, self._at_sites(scores))
         filters: dict[str, set[int]] = {group.name: set() for group in self.groups}
@@ -112,19 +112,19 @@ class Network:
         return {name: kept.mask for name, kept in plan.groups.items()}
 
     def compact(self, plan: Plan, *, check: bool = True) -> nn.Module:
-        """The smaller network, with the current weights. It carries its plan along, for paam.save.
+        """The smaller network, with the current weights. Its plan is attached to it, for paam.save.
 
-        ``check``: compare it with the gated network first, on other weights and another batch size, and refuse a
-        difference.
+        ``check``: compare it with the gated network first, on other weights and another batch size, and raise an error
+        if they differ.
         """
         small = compact(self.traced, self.ops, self._masks(self.choice(plan)), check=check, keep_class=self.keep_class)
         remember_plan(small, plan)
         return small
 
     def balance(self, kind: str) -> dict[str, float]:
-        """Weight of each group's filters in the penalty, over the last convolution's.
+        """Penalty weight of each group's filters, relative to the last convolution's.
 
-        By the area of the feature maps, by their side, or by what falls when a filter does: MACs or parameters.
+        By the area of the feature maps, by their side, or by what removing a filter saves: MACs or parameters.
         """
         check_setting(PruneSettings, "balance", kind)
         model = self.traced.model
@@ -138,7 +138,7 @@ class Network:
         return {group.name: math.pow(group.area / last.area, power) for group in self.groups}
 
     def _saved_by_a_filter(self, group: Group, kind: str) -> float:
-        """On average, with every second one removed: of a grouped convolution one alone would save hardly anything."""
+        """Average with every second filter removed: a single filter of a grouped convolution saves hardly anything."""
         choice = {one.name: np.ones(one.width, dtype=np.bool_) for one in self.groups}
         choice[group.name][1::2] = False
         saved: int = getattr(self.dense, kind) - getattr(self.cost(choice), kind)
@@ -148,7 +148,7 @@ class Network:
         return self._at_sites(choice)
 
     def _at_sites(self, by_group: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Values for each filter, as values for each channel where the filter's gates stand."""
+        """Values per filter -> values per channel at each gate of the group."""
         found = {}
         for group in self.groups:
             if group.name in by_group:
@@ -163,7 +163,7 @@ class Network:
 
 
 def _described(example: Tensor) -> Any:
-    """An input as a plan has it: its shape, and its type where that is not one of fractions."""
+    """An input as stored in a plan: its shape, and its dtype unless that is floating point."""
     shape = tuple(example.shape)
     return shape if example.is_floating_point() else {"shape": shape, "dtype": str(example.dtype).rpartition(".")[2]}
 
@@ -179,13 +179,13 @@ def prepare(
     on_decision: str = "refuse",
     check: bool = True,
 ) -> Network:
-    """Record a model and find its groups. The model is not changed, and its weights stay shared.
+    """Record a model and find its groups. The model is not changed, and the weights are shared.
 
-    ``ignore``: names of modules, or of nodes of the graph, that are left alone: they read whole values, and nothing
-    in them is removed. ``keep_class``: leave alone every group without which the small network could not run the code
-    of the model's class. ``on_decision``: a decision by the values of tensors is refused, or what follows the first
-    one stays the model's own code ("stop"), or it is kept as it came out for the example ("fix"). ``check``: compare
-    the recording with the model itself, on other weights and sizes, and refuse a difference.
+    ``ignore``: names of modules, or of graph nodes, that are not pruned: they read complete values, and nothing in
+    them is removed. ``keep_class``: skip every group that would prevent the small network from running the code of the
+    model's class. ``on_decision``: a decision on tensor values is refused ("refuse"), or everything after the first
+    one stays the model's own code ("stop"), or it is fixed to its outcome for the example ("fix"). ``check``: compare
+    the recording with the model itself, on other weights and sizes, and raise an error if they differ.
     """
     if not isinstance(model, nn.Module):
         raise RecipeError(f"The model must be a torch.nn.Module, not {type(model).__name__}.")

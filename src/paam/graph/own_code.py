@@ -1,4 +1,4 @@
-"""Gates in a model that runs its own code: detectors, say, of which only a part can be recorded."""
+"""Gates in a model that runs its own code, such as a detector, of which only a part can be recorded."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def run_gated(
     inputs: Sequence[Any],
     keywords: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Call the model's own forward() and multiply what the nodes of the graph make.
+    """Call the model's own forward() and multiply the outputs of the graph's nodes.
 
-    ``gates``: node name -> what its value is multiplied by, [channels], and the channel axis.
+    ``gates``: node name -> the gate, [channels], that multiplies its value, and the channel axis.
     """
     known = {node.name: node for node in traced.graph.nodes if node.name in gates}
 

@@ -1,7 +1,7 @@
-"""The strongest path from the input to each output: the one whose weakest gate scores highest.
+"""The strongest path from the input to each output: the one whose weakest gate has the highest score.
 
-Of several such paths it is the one whose gates score highest together: both numbers travel as one complex number, the
-weakest score as its real part and the sum as its imaginary one, since numpy orders those by the real part first.
+Ties are broken by the sum of the scores of a path's gates. Both numbers are stored as one complex number, the weakest
+score as its real part and the sum as its imaginary part, because numpy orders complex numbers by the real part first.
 
 A path is never removed (select.py says which), so that every selection leaves a network whose output depends on its
 input: a residual stream keeps a channel, a plain layer keeps a filter, while the inner layers of a block may vanish.
@@ -19,7 +19,7 @@ from paam.graph.rules.site import Op
 
 
 def strongest_path(ops: Sequence[Op], scores: Mapping[str, NDArray[np.float64]]) -> list[tuple[str, int]]:
-    """Gates on the paths, as (node, channel). ``scores``: node name -> score of each channel gated behind it."""
+    """Gates on the paths, as (node, channel). ``scores``: node name -> score of each channel gated after it."""
     strength: dict[str, Strengths] = {}
     for op in ops:
         value = op.flow.strength([strength[node.name] for node in op.inputs])

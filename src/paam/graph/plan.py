@@ -1,4 +1,4 @@
-"""A plan: which filters stay, per group. Plain data, versioned JSON, valid on any copy of the same architecture."""
+"""A plan: which filters to keep, per group. Plain data, versioned JSON, valid on any copy of the same architecture."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from paam.files.reading import parse_json, read_text
 FORMAT = "paam-plan"
 VERSION = 1
 LARGEST_INPUT = 1 << 28
-"""Values in an example input: a plan that names more is damaged."""
+"""Maximum values in an example input: a plan with more is corrupt."""
 LARGEST_FILE = 16 << 20
-"""Bytes: some two million filters, by number."""
+"""Bytes: enough for about two million filter indices."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The filters of one group that stay, ascending, out of ``width``."""
+    """The filters of one group that are kept, ascending, out of ``width``."""
 
     width: int
     filters: tuple[int, ...]
@@ -45,10 +45,10 @@ class Kept:
 
 @dataclass(frozen=True)
 class Plan:
-    """What stays of a network.
+    """What is kept of a network.
 
-    ``fingerprint`` names the architecture, ``inputs`` the shapes it was traced with; placement and streams say
-    where gates stand, ``ignore`` what was left alone. ``base``: the plan that had pruned the network before, if any.
+    ``fingerprint`` identifies the architecture, ``inputs`` are the shapes it was traced with; placement and streams
+    determine where gates are, ``ignore`` what was not pruned. ``base``: the plan of an earlier pruning, if any.
     """
 
     fingerprint: str
@@ -63,7 +63,7 @@ class Plan:
 
     @property
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Group -> filters that stay, width."""
+        """Group -> kept filters, width."""
         return {name: (len(kept.filters), kept.width) for name, kept in self.groups.items()}
 
     @property
@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """Names this very plan: weights belong to one."""
+        """Identifies this exact plan: weights belong to one plan."""
         return hashlib.sha256(json.dumps(self._tree(), sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
@@ -99,7 +99,7 @@ class Plan:
 
     @staticmethod
     def from_json(text: str, source: str = "the plan") -> Plan:
-        """Read a plan back; anything that is not one is refused with the reason. ``source`` names it in messages."""
+        """Parse a plan; raises an error with the reason if it is invalid. ``source`` names it in messages."""
         try:
             data = parse_json(text)
         except ValueError as error:
@@ -112,9 +112,9 @@ class Plan:
 
 
 def remember_plan(small: nn.Module, plan: Plan) -> None:
-    """Let a pruned network carry its plan along, for paam.save; copies of the network carry it too."""
+    """Attach the plan to a pruned network, for paam.save; copies of the network keep it."""
     if isinstance(small, fx.GraphModule):
-        small.meta["paam_plan"] = plan  # of other attributes, a copy of a GraphModule knows nothing
+        small.meta["paam_plan"] = plan  # copying a GraphModule drops other attributes
     else:
         small.paam_plan = plan  # type: ignore[assignment]
 
@@ -126,7 +126,7 @@ def recall_plan(small: nn.Module) -> Plan | None:
 
 @dataclass(frozen=True)
 class _Group:
-    """As the file has it."""
+    """A group in the file format."""
 
     width: Annotated[int, Range(1)]
     keep: list[int]
@@ -139,7 +139,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class _File:
-    """A plan as its file has it."""
+    """A plan in the file format."""
 
     format: Annotated[str, OneOf(FORMAT)]
     version: int
@@ -160,7 +160,7 @@ class _File:
 
 def _plan(data: object, source: str) -> Plan:
     chain = []
-    while data is not None:  # a loop, not a recursion: a hostile file may nest deeply
+    while data is not None:  # a loop, not a recursion: a malicious file may be nested deeply
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ArtifactError(f"{source} is not a paam plan.")
         if data.get("version") != VERSION:
@@ -189,7 +189,7 @@ def _plan(data: object, source: str) -> Plan:
 
 
 def is_typed(value: object) -> bool:
-    """Whether an input is described by its shape and type, as those of whole numbers are."""
+    """Whether an input is described by shape and dtype, as integer inputs are."""
     return isinstance(value, dict) and value.keys() == {"shape", "dtype"} and isinstance(value["dtype"], str)
 
 

@@ -1,4 +1,4 @@
-"""Sizes that a graph reads or is given, when some values have fewer channels."""
+"""Sizes that a graph reads or takes as arguments, when some values have fewer channels."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def keep_sizes(
     shapes: Mapping[str, Shape],
     widths: Mapping[fx.Node, int],
 ) -> None:
-    """Let whoever reads the number of channels of a value read that of the whole network.
+    """Make all readers of a value's number of channels read that of the original network.
 
-    What follows from it, a view's other sizes or a scale, is then what it was. Views of the value itself have been
-    given the new number already. ``nodes``: of the whole network -> of the edited graph. ``widths``: channels left.
+    What is computed from it, such as a view's other sizes or a scale, is then unchanged. Views of the value itself
+    already have the new number. ``nodes``: original node -> node of the edited graph. ``widths``: remaining channels.
     """
     for original, node in nodes.items():
         is_number = node.op == "call_method" and node.target == "numel"
@@ -44,7 +44,7 @@ def keep_sizes(
 
 
 def rewrite_size(node: fx.Node, axis: int, size: int) -> None:
-    """x.view(-1, 512) -> x.view(-1, 300), and as much for sizes read off another tensor, and for groups = 512."""
+    """x.view(-1, 512) -> x.view(-1, 300); likewise for sizes read from another tensor, and for groups = 512."""
     if node.target in CONVOLVE:
         node.args, node.kwargs = node.args[:6], {**node.kwargs, "groups": size}
         return

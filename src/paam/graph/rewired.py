@@ -1,4 +1,4 @@
-"""Networks that run a graph: with gates in it, or with layers that were connected anew."""
+"""Networks that run a graph: one with gates, or one whose layers are connected differently from the model's class."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from paam.graph.runner import lend_constants
 from paam.graph.trace import Traced
 
 CHECKS = (expect, evaluated_only)
-"""What a graph does though nobody reads it."""
+"""Functions that a graph runs although their result is not read."""
 
 
 NEVER_TRAINED = "never_trained"
 
 
 class _Unwritten:
-    """Stands for forward() on the class of a graph model until somebody reads it of the model."""
+    """Placeholder for forward() on the class of a graph model; generates the code on first access."""
 
     def __get__(self, model: GraphModel | None, kind: type) -> Any:
         if model is None:
             return self
         try:
             model.recompile()
-        except AttributeError as error:  # which modules take for the want of a forward()
+        except AttributeError as error:  # nn.Module would report it as a missing forward()
             raise RuntimeError(f"the graph cannot be written as code: {error}") from error
         return model.forward
 
 
 class GraphModel(fx.GraphModule):
-    """Runs a graph. One that returns :class:`Ways` runs the way of its mode, and only what that needs.
+    """Runs a graph. A graph that returns :class:`Ways` runs the branch of the current mode, and only what it needs.
 
-    Its code is written when somebody asks for it: not all are run. ``meta[NEVER_TRAINED]``: names of modules that
+    Its code is generated on demand, because not all graphs are run. ``meta[NEVER_TRAINED]``: names of modules that
     train() leaves in evaluation mode, as the model's own train() does.
     """
 
@@ -109,14 +109,14 @@ def _one_way(model: fx.GraphModule, way: int) -> Callable[..., Any]:
 
 
 def drop_unused(graph: fx.Graph, also: Collection[str] = ()) -> None:
-    """Remove what nobody reads, but for the checks of sizes. ``also``: nodes that are to stay."""
+    """Remove nodes that are not read, except size checks. ``also``: nodes to keep."""
     graph.eliminate_dead_code(
         lambda node: node.op in ("placeholder", "output") or node.target in CHECKS or node.name in also
     )
 
 
 class RewiredModel(GraphModel):
-    """Keeps its name when it is copied, and its plan when it is pickled, both of which torch.fx leaves behind."""
+    """Keeps its class name when copied, and its plan when pickled; torch.fx drops both."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RewiredModel:
         plain = super().__deepcopy__(memo)
@@ -130,15 +130,15 @@ class RewiredModel(GraphModel):
 
 
 def connected(root: nn.Module, graph: fx.Graph, name: str) -> RewiredModel:
-    """The layers of ``root`` connected by a graph; ``name``: of its class."""
+    """The layers of ``root`` connected by a graph; ``name``: name of its class."""
     model = RewiredModel(root, graph, name)
-    model.recompile()  # a user's tools may look for forward() on the class
+    model.recompile()  # user tools may look for forward() on the class
     return model
 
 
 @dataclass(frozen=True)
 class _Reference:
-    """An earlier node of a described graph, by its place."""
+    """Reference to an earlier node of a described graph, by index."""
 
     place: int
 
@@ -147,7 +147,7 @@ Described = list[tuple[str, str, Any, Any, Any]]
 
 
 def _described(graph: fx.Graph) -> Described:
-    """A graph as plain data: torch.fx would write it as code and trace that anew, which not every graph survives."""
+    """A graph as plain data: torch.fx would generate code and trace it again, which fails for some graphs."""
     places: dict[fx.Node, Any] = {node: _Reference(place) for place, node in enumerate(graph.nodes)}
     return [
         (node.name, node.op, _named(node.target), *fx.map_arg((node.args, node.kwargs), places.__getitem__))
@@ -157,7 +157,7 @@ def _described(graph: fx.Graph) -> Described:
 
 @dataclass(frozen=True)
 class _Named:
-    """A function by the module and the name under which it is found: some do not know where they are from."""
+    """A function by the module and name where it can be imported: some functions do not have these attributes right."""
 
     module: str
     name: str

@@ -1,4 +1,4 @@
-"""Runs a graph as it was recorded, with layers and constants from elsewhere."""
+"""Runs a recorded graph with given layers and constants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GraphRunner(fx.Interpreter):
 
 
 def lend_constants(traced: Traced, root: nn.Module) -> None:
-    """Give a module that runs the graph the tensors that forward() makes of nothing, or holds as plain attributes."""
+    """Register a trace's constants as buffers of a module that runs its graph: created in forward(), or attributes."""
     for name, tensor in traced.constants.items():
         if not hasattr(root, name):
             root.register_buffer(name, tensor)

@@ -1,4 +1,4 @@
-"""Layers cut to the channels that remain: weights, and whatever else they hold for each channel."""
+"""Cut layers to the remaining channels: weights and all other per-channel state."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def shrink_stored(root: nn.Module, target: str, axis: int, layout: Layout) -> No
 def shrink_mix(layer: Any, flow: Mix, made: Layout, wanted: Layout, constant: Tensor | None = None) -> None:
     """Cut a convolution or linear layer to the outputs ``made`` and the inputs ``wanted``.
 
-    ``constant``: what absent inputs add to each output, per kernel position, [outputs, 1, ...]: it goes into the bias,
-    or, where padding makes it uneven, into one more column.
+    ``constant``: contribution of absent inputs to each output, per kernel position, [outputs, 1, ...]. It goes into
+    the bias, or, where padding makes it spatially uneven, into one additional input column.
     """
     outputs = flow.outputs
     if flow.groups > 1 and not flow.depthwise:
@@ -53,7 +53,7 @@ def _chosen(values: Tensor, axis: int, places: Tensor) -> Tensor:
 
 
 def _shrink_grouped(layer: Any, flow: Mix, made: Layout, wanted: Layout) -> None:
-    """Cut a grouped convolution to its groups that are left, each filled up to the length of the longest."""
+    """Cut a grouped convolution to its remaining groups, each padded to the size of the largest."""
     groups, length = flow.active(made), flow.rows_per_group(made)
     size_in, size_out = flow.inputs // flow.groups, flow.outputs // flow.groups
     columns = wanted.reshape(len(groups), -1)
@@ -77,14 +77,14 @@ def _shrink_grouped(layer: Any, flow: Mix, made: Layout, wanted: Layout) -> None
 
 
 def _rows(values: Tensor, layout: Layout) -> Tensor:
-    """Rows by number, zero where that is -1."""
+    """Rows by index, zero where the index is -1."""
     rows = torch.from_numpy(layout).to(values.device)
     kept = values[rows.clamp(min=0)]
     return torch.where((rows >= 0).view(-1, *[1] * (kept.dim() - 1)), kept, 0)
 
 
 def _shrink_extras(layer: Any, outputs: int, layout: Layout) -> None:
-    """What somebody's own layer holds for each output beside weight and bias: gains of standardised weights, say."""
+    """Cut per-output state of a custom layer other than weight and bias, such as gains of standardised weights."""
     for held in (layer._parameters, layer._buffers):
         for name, value in held.items():
             if name not in ("weight", "bias") and value is not None and value.dim() and value.shape[0] == outputs:
@@ -108,14 +108,14 @@ def _set_mix(layer: Any, weight: Tensor, bias: Tensor | None, groups: int) -> No
 
 
 def _memory_format(weight: Tensor) -> torch.memory_format:
-    """The order of a weight's axes in memory: a layer stays in channels_last where it was."""
+    """Memory format of a weight: a channels_last layer stays channels_last."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
     kept = last is not None and not weight.is_contiguous() and weight.is_contiguous(memory_format=last)
     return last if kept and last is not None else torch.contiguous_format
 
 
 def shrink_per_channel(layer: Any, width: int, layout: Layout) -> None:
-    """Cut what a layer holds for each channel: statistics, scales and offsets of a norm, slopes of a PReLU."""
+    """Cut the per-channel state of a layer: statistics, scales and offsets of a norm, slopes of a PReLU."""
     rows = torch.from_numpy(layout)
     for count in ("num_features", "num_parameters"):
         if getattr(layer, count, None) == width:

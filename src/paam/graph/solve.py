@@ -1,7 +1,7 @@
 """Kept filters -> which channels remain physically present at every value, and what that costs.
 
-Three passes over the graph: states forward (what is zero or constant), needs backward (what somebody still reads),
-layouts forward (what is present). Linear in the size of the graph.
+Three passes over the graph: states forward (what is zero or constant), needs backward (what is still read), layouts
+forward (what is present). Linear in the size of the graph.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Masks = Mapping[str, Needs]
 class Settled:
     """One operation after pruning.
 
-    ``maps``: for each input, where its wanted channels stand in the tensor that is there (-1: nowhere), or None
-    when that tensor serves as it is. ``constants``: for each input, wanted channels that must be filled with a non-
-    zero constant. ``made``: the channels that the operation makes, and ``out`` those of them that are passed on; they
-    differ where a layer is called twice. ``folded``: some absent inputs of a convolution or linear layer are non-zero
+    ``maps``: for each input, the positions of its wanted channels in the tensor that is present (-1: absent), or None
+    if that tensor can be used directly. ``constants``: for each input, wanted channels that must be filled with a
+    non-zero constant. ``made``: the channels that the operation makes; ``out``: those of them that are passed on. They
+    differ if a layer is called twice. ``folded``: some absent inputs of a convolution or linear layer are non-zero
     constants, which move into its bias or into a column that reads ones.
     """
 
@@ -49,13 +49,13 @@ class Settled:
     width: int
     folded: bool
     resized: bool
-    """It is given its number of channels by a value that now has another number of them."""
+    """Its number of channels is read from a value that now has a different number."""
 
     @property
     def picks(self) -> Layout | None:
-        """Where the channels of ``out`` stand in what the operation makes; None when it makes just them.
+        """Positions of ``out`` in what the operation makes; None if it makes exactly those.
 
-        A grouped convolution fills up its groups to one length.
+        A grouped convolution pads its groups to equal length.
         """
         flow = self.op.flow
         places, total = np.arange(len(self.made)), len(self.made)
@@ -71,7 +71,7 @@ class Settled:
 
     @property
     def reader(self) -> fx.Node:
-        """The node that reads the inputs: the operation's own, or, for one of several values, what makes them all."""
+        """The node that reads the inputs: the operation's own, or, for one of several outputs, the call of them all."""
         node = self.op.node
         while node.target is operator.getitem and not any(x in node.all_input_nodes for x in self.op.inputs):
             assert isinstance(node.args[0], fx.Node)
@@ -80,7 +80,7 @@ class Settled:
 
     @property
     def picked(self) -> bool:
-        """Whether an index map stands for an operation that picks channels."""
+        """Whether an index map replaces an operation that picks channels."""
         flow = self.op.flow
         if not isinstance(flow, Route) or len(self.wanted[0]) == flow.width:
             return False
@@ -88,10 +88,10 @@ class Settled:
 
     @property
     def offsets(self) -> int:
-        """Learned numbers that carry the constants: an addition needs one vector, other operations one per input."""
+        """Learned parameters for the constants: an addition needs one vector, other operations one per input."""
         if isinstance(self.op.flow, Add):
             return len(self.out) if any(map(len, self.constants)) else 0
-        # A value that is read twice is given its constants once.
+        # A value that is read twice gets its constants once.
         given = {node: len(w) for node, w, c in zip(self.op.inputs, self.wanted, self.constants, strict=True) if len(c)}
         return sum(given.values())
 
@@ -104,7 +104,7 @@ class Settled:
 
     @property
     def rewires(self) -> bool:
-        """Whether more happens here than layers that change their size."""
+        """Whether pruning does more here than change layer sizes."""
         flow = self.op.flow
         padded = isinstance(flow, Mix) and flow.padded and self.folded
         literal = (self.op.literal and len(self.out) < self.width) or self.resized
@@ -114,25 +114,25 @@ class Settled:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """The whole graph after pruning, in the order of execution."""
+    """The whole graph after pruning, in execution order."""
 
     settled: tuple[Settled, ...]
     states: dict[str, States]
 
     @property
     def rewired(self) -> bool:
-        """Whether layers are connected anew: something is mapped, or gone, or counted."""
+        """Whether the connections between layers change: a value is mapped, removed or counted."""
         return any(step.rewires or (step.op.counted and step.smaller) for step in self.settled)
 
     def needs_graph(self, traced: Traced, keep_class: bool) -> bool:
-        """Whether the small network needs a graph of its own; ``keep_class``: only if it cannot do without."""
+        """Whether the small network must be a rewritten graph; ``keep_class``: only if it is unavoidable."""
         if self.rewired or keep_class or not any(step.smaller for step in self.settled):
             return self.rewired
         return decides_by_sizes(traced.graph, {step.op.node: step.op.axis for step in self.settled})
 
 
 def solve(ops: Sequence[Op], masks: Masks) -> Solution:
-    """Settle what remains of every value when the gates in ``masks`` are closed where they are False."""
+    """Determine what remains of every value when the gates in ``masks`` are closed where they are False."""
     while True:
         solution = _solved(ops, masks)
         if (others := filled_before(solution.settled)) is None:
@@ -150,7 +150,7 @@ def _solved(ops: Sequence[Op], masks: Masks) -> Solution:
             states[op.name] = state
 
     needs = {name: np.zeros(len(state), dtype=bool) for name, state in states.items()}
-    wanted: dict[Op, Needs] = {}  # channels that somebody needs and that are not constant anyway
+    wanted: dict[Op, Needs] = {}  # channels that are read and are not constant
     for op in reversed(ops):
         is_output = op.node.op == "output"
         wanted[op] = np.zeros(0, dtype=bool) if is_output else needs[op.name] & (states[op.name] == LIVE)
@@ -191,7 +191,7 @@ def _solved(ops: Sequence[Op], masks: Masks) -> Solution:
 
 
 def _passes_unread(op: Op, needs: Mapping[str, Needs]) -> bool:
-    """Whether nobody reads what an operation hands on, but for its shape perhaps: it goes on with what is there."""
+    """Whether the output of an operation is not read, except perhaps for its shape: it passes what is present."""
     plain = isinstance(op.flow, Pass) and op.module is None and not op.sized
     return plain and op.node.op != "output" and not needs[op.name].any()
 
@@ -199,7 +199,7 @@ def _passes_unread(op: Op, needs: Mapping[str, Needs]) -> bool:
 def _common_channels(
     ops: Sequence[Op], states: Mapping[str, States], wanted: Mapping[Op, Needs]
 ) -> dict[str | None, tuple[Needs, Needs]]:
-    """For each layer that is called more than once: outputs that any call wants, inputs that in any call are not 0."""
+    """For each layer that is called more than once: outputs wanted by any call, inputs that are non-zero in any."""
     common: dict[str | None, tuple[Needs, Needs]] = {}
     for op in ops:
         if op.shared is None or isinstance(op.flow, Whole) or not wanted[op].any():
@@ -211,7 +211,7 @@ def _common_channels(
 
 
 def _align(present: Layout, states: States, wanted: Layout) -> tuple[Layout | None, Layout]:
-    """How a tensor that holds ``present`` becomes one that holds ``wanted``, and what to fill in."""
+    """How to turn a tensor with channels ``present`` into one with channels ``wanted``, and what to fill in."""
     if np.array_equal(present, wanted):
         return None, wanted[:0]
     place = np.full(len(states), -1)
@@ -230,11 +230,11 @@ class Cost:
 
 
 def predicted_cost(traced: Traced, solution: Solution, keep_class: bool = False) -> Cost:
-    """What the compacted network will cost, without building it."""
+    """The compacted network's cost, without building it."""
     costs = _batch_costs(traced, solution).values()
     params = sum(cost.params for cost in costs) + sum(_offsets(solution))
     if not solution.needs_graph(traced, keep_class):
-        # The network keeps its class, and with it the layers that its forward() never calls.
+        # The network keeps its class, including layers that its forward() never calls.
         called = {id(p) for step in solution.settled if step.op.module for p in step.op.module.parameters()}
         nodes = (step.op.node for step in solution.settled)
         called |= {id(traced.tensor(str(node.target))) for node in nodes if node.op == "get_attr"}
@@ -243,7 +243,7 @@ def predicted_cost(traced: Traced, solution: Solution, keep_class: bool = False)
 
 
 def _offsets(solution: Solution) -> Iterator[int]:
-    """Learned numbers that carry constants. Parts of what one operation returns read what that has been given once."""
+    """Learned parameters for constants. Several outputs of one call share its inputs' constants, counted once."""
     given = set()
     for step in solution.settled:
         call = (step.reader, tuple(map(bytes, step.wanted)))
@@ -253,15 +253,15 @@ def _offsets(solution: Solution) -> Iterator[int]:
 
 
 def layer_costs(traced: Traced, solution: Solution) -> dict[str, Cost]:
-    """What remains of each layer and parameter, by its name in the model; other operations by their node's."""
+    """Remaining cost of each layer and parameter, by its name in the model; of other operations by node name."""
     batch = batch_of(traced.examples)
     return {name: Cost(cost.params, cost.macs // batch) for name, cost in _batch_costs(traced, solution).items()}
 
 
 def _batch_costs(traced: Traced, solution: Solution) -> dict[str, Cost]:
-    """As layer_costs, with the multiply-accumulates of the example's whole batch."""
+    """Like layer_costs, with the multiply-accumulates of the example's whole batch."""
     costs: dict[str, Cost] = {}
-    counted: set[int] = set()  # tensors that several layers hold count once
+    counted: set[int] = set()  # tensors shared by several layers count once
     evaluated = _evaluated(traced, solution)
     for step in solution.settled:
         op = step.op
@@ -275,13 +275,13 @@ def _batch_costs(traced: Traced, solution: Solution) -> dict[str, Cost]:
         if op.node not in evaluated:
             cost = Cost(cost.params, 0)
         name = str(op.node.target) if op.node.op in ("call_module", "get_attr") else op.name
-        before = costs.get(name)  # a layer that is called again is there once, and works twice
+        before = costs.get(name)  # a layer that is called again has its parameters once and its MACs twice
         costs[name] = cost if before is None else Cost(max(before.params, cost.params), before.macs + cost.macs)
     return costs
 
 
 def _evaluated(traced: Traced, solution: Solution) -> set[fx.Node]:
-    """What the small network computes in evaluation: all that its answer there is made of."""
+    """What the small network computes in evaluation mode: everything that its output there depends on."""
     answer = traced.graph.output_node().args[0]
     if not isinstance(answer, Ways):
         return {step.op.node for step in solution.settled}
@@ -294,7 +294,7 @@ def _evaluated(traced: Traced, solution: Solution) -> set[fx.Node]:
 
 
 def _macs(traced: Traced, op: Op) -> int:
-    """What an operation costs; the first value of a module that returns several stands for the module."""
+    """MACs of an operation; the first output of a module that returns several has the MACs of the module."""
     source = op.node.args[0] if op.node.op == "call_function" and op.module is not None else op.node
     assert isinstance(source, fx.Node)
     return traced.macs.get(source.name, 0)
@@ -321,7 +321,7 @@ def _mix_cost(traced: Traced, step: Settled, flow: Mix) -> Cost:
 
 
 def _own_parameters(traced: Traced, op: Op, width: int, present: int, counted: set[int]) -> int:
-    """Learned numbers of an operation that has some for each of its channels, or one for all, or none."""
+    """Parameters of an operation that has one per channel, one for all channels, or none."""
 
     def fresh(parameters: Iterable[nn.Parameter]) -> Iterator[nn.Parameter]:
         for parameter in parameters:
@@ -342,7 +342,7 @@ def _own_parameters(traced: Traced, op: Op, width: int, present: int, counted: s
 
 
 def _written_out(module: nn.Module | None) -> int:
-    """By how many numbers the weights of parametrized layers are more than what they are computed of."""
+    """By how many parameters explicit weights exceed the parametrizations that they are computed from."""
     more = 0
     for part in module.modules() if module is not None else ():
         if is_parametrized(part):

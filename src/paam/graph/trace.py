@@ -1,4 +1,4 @@
-"""Model and example inputs -> a graph with the shape of every value, for evaluation and training and any batch size."""
+"""Model and example inputs -> a graph with the shape of every value, for both modes and any batch size."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from paam.graph.record.ways import join_ways, refuse_training
 OnDecision = Literal["refuse", "fix", "stop"]
 
 BATCH, MAP = 0, 2
-"""Axes of inputs whose sizes may be held as they were recorded: the batch's, and all from the third on."""
+"""Axes of inputs whose sizes can be fixed to the recorded ones: the batch axis, and all axes from the third on."""
 
 GROWTH = "growth"
-"""Under which a node's meta holds by how much each axis of its value grows with one more sample."""
+"""Key in a node's meta: by how much each axis of its value grows per additional sample."""
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A model as a graph, by node name: ``shapes`` of its tensors, and ``numbers``, such as sizes.
+    """A model as a graph. By node name: ``shapes`` of its tensors, and ``numbers``, such as sizes.
 
-    Shapes and numbers are those of ``batch`` samples, one more than the example's where the model takes that: a batch
-    of 1 would hide what mixes the batch.
+    Shapes and numbers are those of ``batch`` samples, one more than the example's if the model accepts that: a batch
+    of 1 would hide operations that mix the batch.
     """
 
     model: nn.Module
@@ -48,42 +48,42 @@ class Traced:
     shapes: dict[str, Shape]
     numbers: dict[str, Any]
     constants: dict[str, Tensor]
-    """Tensors that forward() makes of nothing, or holds as plain attributes."""
+    """Tensors that forward() creates, or that are plain attributes."""
     examples: tuple[Any, ...]
     batch: int
     ignore: tuple[str, ...]
-    """Modules and nodes that are left alone, as the user named them."""
+    """Modules and nodes that are not pruned, as named by the user."""
     macs: dict[str, int]
-    """What each operation costs, by node name: multiply-accumulates of the example's whole batch."""
+    """Cost of each operation, by node name: multiply-accumulates of the example's whole batch."""
     read_numbers: frozenset[str]
-    """Layers whose own numbers, such as out_channels, somebody else's forward() reads."""
+    """Layers whose attributes, such as out_channels, are read by the forward() of another module."""
     asks: frozenset[str]
-    """What forward() asks (recording.py): it is to compute the same whatever the answer."""
+    """State that forward() queries (recording.py); it must compute the same whatever the answer."""
     transparent: frozenset[str]
-    """Modules without parameters that pass on their input in evaluation, such as a stochastic depth."""
+    """Parameter-free modules that are the identity in evaluation mode, such as stochastic depth."""
     training_only: frozenset[str]
-    """Nodes that are computed in training only."""
+    """Nodes that are computed in training mode only."""
     one_batch_size: bool
-    """The model runs at the example's batch size only, or takes another way at others."""
+    """The model runs at the example's batch size only, or takes a different path at others."""
     held: tuple[int, ...]
-    """Axes of the inputs, BATCH and MAP, along which the graph takes the example's sizes alone."""
+    """Axes of the inputs, BATCH and MAP, along which the graph accepts only the example's sizes."""
     own_code: bool
-    """The small network runs its class's own code: what the graph has begins at weighted layers, and may end early."""
+    """The small network runs its class's own code: the graph starts at weighted layers and may end early."""
     on_decision: OnDecision
     decision: str
-    """The first decision by the values of tensors: what follows it is not in the graph."""
+    """The first decision on tensor values (data-dependent control flow): the graph ends there."""
     fixed: tuple[str, ...]
-    """Decisions by values that are kept as they came out for the example."""
+    """Data-dependent decisions that are fixed to their outcome for the example."""
     no_training: str
-    """Why the graph has no training mode; empty if it has one, as nearly all have."""
+    """Why the graph has no training mode; empty if it has one, which is the normal case."""
     never_trained: tuple[str, ...]
     """Modules that stay in evaluation mode when the model's train() is called, such as frozen batch norms."""
     tried: dict[Any, Any] = field(default_factory=dict)
-    """What was found out about somebody's own layers by trying (layers.py)."""
+    """Cache of what trials found out about custom layers (layers.py)."""
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """Modules that are one operation."""
+        """Modules that are recorded as a single operation."""
         return (*self.ignore, *sorted(self.transparent))
 
     @cached_property
@@ -103,7 +103,7 @@ class Traced:
 
     @cached_property
     def _of_samples(self) -> set[str]:
-        """Values that depend on the inputs; others, made of sizes and parameters, are there once for all samples."""
+        """Values that depend on the inputs; others, made of sizes and parameters, exist once for all samples."""
         found: set[str] = set()
         for node in self.graph.nodes:
             if node.op == "placeholder" or (not is_fact(node) and any(n.name in found for n in node.all_input_nodes)):
@@ -111,16 +111,16 @@ class Traced:
         return found
 
     def growth(self, node: fx.Node) -> Shape:
-        """By how much each axis of a value grows with one more sample."""
+        """By how much each axis of a value grows per additional sample."""
         shape = self.shapes[node.name]
         if GROWTH in node.meta:
             return tuple(node.meta[GROWTH])
-        # What was recorded once only: a first axis as long as the batch is taken for the batch's.
+        # Recorded only once: a first axis as long as the batch is assumed to be the batch axis.
         batched = node.op != "get_attr" and shape[:1] == (self.batch,)
         return tuple(int(batched and place == 0) for place in range(len(shape)))
 
     def tensor(self, target: str) -> Any:
-        """What a get_attr node reads: "layer.scale" of the model, or a constant."""
+        """Target of a get_attr node: "layer.scale" of the model, or a constant."""
         return self.constants[target] if target in self.constants else attribute(self.model, target)
 
     @cached_property
@@ -136,9 +136,10 @@ def trace(
     on_decision: OnDecision = "refuse",
     held: tuple[int, ...] = (),
 ) -> Traced:
-    """Record the model and its shapes. The model is left as it was found.
+    """Record the model and its shapes. The model is not changed.
 
-    ``ignore``: modules not to look into. ``held``: axes of the inputs along which the graph is to take no other sizes.
+    ``ignore``: modules not to trace into. ``held``: axes of the inputs along which the graph accepts only the recorded
+    sizes.
     """
     examples = _examples(example_inputs)
     ignored = tuple(dict.fromkeys(ignore))
@@ -168,7 +169,7 @@ def trace(
             if base is not training and not one_batch_size:
                 smaller = _in_training(model, found, examples, leaves, evaluation, on_decision, held)
                 if isinstance(smaller, Recording) and same_way(smaller, training):
-                    _note_growth(smaller, training)  # of what only training computes
+                    _note_growth(smaller, training)  # for nodes that exist in training only
         else:
             no_training = _why_not_trained(model, found, examples if one_batch_size else more, tried)
         for other in filter(None, (training, base)):
@@ -224,7 +225,7 @@ def _examples(given: Any) -> tuple[Any, ...]:
 
 
 def _one_more(examples: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The examples with one more sample."""
+    """The examples with one sample added."""
     batch = batch_of(examples)
 
     def widen(value: Any) -> Any:
@@ -243,9 +244,9 @@ def _first(
     on_decision: str,
     held: tuple[int, ...],
 ) -> Recording:
-    """The recording that decides which operations there are: the example itself, in evaluation mode."""
+    """The recording that defines the operations: the example itself, in evaluation mode."""
     if on_decision == "refuse":
-        with suppress(Exception):  # what does not run on shapes alone is run on the example itself
+        with suppress(Exception):  # a model that does not run on meta tensors is run on the example below
             return record(model, found, examples, leaves=ignored, held=held, shapes_only=True)
     try:
         own_code = on_decision == "stop"
@@ -254,7 +255,7 @@ def _first(
         raise _decides_by_values(model, decision) from decision
     except GraphError:
         raise
-    except Exception as error:  # recording runs the user's forward(): anything can come out of it
+    except Exception as error:  # recording runs the user's forward(), which can raise anything
         shapes = ", ".join(str(list(x.shape)) for x in tree_leaves(examples))
         raise GraphError(
             f"{type(model).__name__} does not run on an input of shape {shapes}{line_of(error)}: {one_line(error)}. It"
@@ -270,7 +271,7 @@ def _again(
     like: Recording,
     held: Sequence[int],
 ) -> Recording | None:
-    """Another recording in evaluation beside the first one; None where the model does not run so."""
+    """An additional recording in evaluation mode; None if the model does not run on these inputs."""
     try:
         return record(model, found, inputs, leaves=leaves, held=held, like=like, shapes_only=True)
     except GraphError:
@@ -288,24 +289,24 @@ def _in_training(
     on_decision: str,
     held: Sequence[int],
 ) -> Recording | Exception:
-    """The recording in training mode, or why there is none: what the model said."""
+    """The recording in training mode, or the model's exception if there is none."""
     again = functools.partial(
         record, model, found, inputs, training=True, leaves=leaves, held=held, like=like, on_decision=on_decision
     )
     try:
-        # What is not computed has no values to decide by, and no gradients.
+        # Without computing there are no values to decide on, and no gradients.
         recorded = again(shapes_only=True, computed=on_decision == "fix")
         return again(computed=True) if "gradients" in recorded.asks else recorded
     except ValueDecisionError as decision:
         raise _decides_by_values(model, decision, " in training") from decision
     except GraphError:
         raise
-    except Exception as error:  # anything can come out of a user's forward()
+    except Exception as error:  # a user's forward() can raise anything
         return error
 
 
 def _why_not_trained(model: nn.Module, found: AsFound, examples: tuple[Any, ...], error: Exception) -> str:
-    """Why the model has no training mode: it does not run in it. One that does must be recorded in it."""
+    """Why the model has no training mode: it does not run in it. A model that does run must be recordable."""
     try:
         with found, torch.random.fork_rng([]), torch.enable_grad():
             model.train()(*examples)
@@ -332,7 +333,7 @@ def _decides_by_values(model: nn.Module, decision: ValueDecisionError, mode: str
 
 
 def _note_growth(first: Recording, base: Recording) -> None:
-    """Note by how much each axis of a value grows with one more sample: ``base`` ran on one more than ``first``."""
+    """Note by how much each axis of a value grows per sample: ``base`` ran on one sample more than ``first``."""
     if base is first:
         return
     for twin, node in zip(first.graph.nodes, base.graph.nodes, strict=True):
@@ -342,7 +343,7 @@ def _note_growth(first: Recording, base: Recording) -> None:
 
 
 def _check_constants(model: nn.Module, first: Recording, other: Recording) -> None:
-    """What is read as a constant must be one: the other recording ran on other inputs."""
+    """Check that constants are constant: the other recording ran on other inputs."""
     for name, tensor in first.constants.items():
         twin = other.constants.get(name, tensor)
         if twin is not tensor and not (name in first.made and same_tensor(twin, tensor)):
@@ -358,7 +359,7 @@ def _read_at(recording: Recording, name: str) -> str:
 
 
 def _write_out_squeezes(base: Recording) -> None:
-    """Write out the axes that squeeze() takes away: of a small network it might take the last channel too."""
+    """Make the axes that squeeze() removes explicit: in a small network it might remove a channel axis of size 1."""
     for node in base.graph.nodes:
         if node.op != "call_module" and node.target in ("squeeze", torch.squeeze):
             if len(node.args) == 1 and not node.kwargs:
@@ -377,11 +378,11 @@ def _check_ignored(model: nn.Module, graph: fx.Graph, ignored: Sequence[str]) ->
 
 
 def is_fact(node: fx.Node) -> bool:
-    """Whether a value follows from the shapes and types of tensors alone, not from what they hold."""
+    """Whether a value follows from the shapes and types of tensors alone, not from their values."""
     return FACT in node.meta or node.target is whole_shape
 
 
 def attribute(model: nn.Module, target: str) -> Any:
-    """What a get_attr node reads: "layer.scale" of the model."""
+    """Target of a get_attr node: "layer.scale" of the model."""
     owner, _, name = target.rpartition(".")
     return getattr(model.get_submodule(owner), name)

@@ -1,6 +1,6 @@
-"""A layer of somebody's own that is cut, against the whole one: each must compute the other's part of the result.
+"""Compare a cut custom layer with the original one: each must compute the other's part of the result.
 
-What is cut away is made extreme beforehand: then a norm, a threshold, a largest value that takes it in, shows.
+Weights and inputs to be removed are made extreme first, so that a norm, a threshold or a maximum over them shows.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from paam.graph.copies import light_copy, tensors_of
 from paam.graph.flows import Layout, Needs
 
 Call = Callable[[Any], Any]
-"""Calls a layer, and returns what it makes."""
+"""Calls a layer and returns its result."""
 
 
 def agree(whole: nn.Module, on_whole: Call, on_small: Call, cut: Call, training: bool) -> bool:
-    """Whether a layer computes as much, once it is cut, as is left of what it did; and stores as much.
+    """Whether a cut layer computes the remaining part of the original's result, and updates its buffers the same way.
 
-    ``on_whole`` calls the whole layer, and picks what is left of its result. ``cut`` cuts a layer in place.
+    ``on_whole`` calls the original layer and picks the remaining part of its result. ``cut`` cuts a layer in place.
     """
     small = light_copy(whole)
     cut(small)
@@ -42,7 +42,7 @@ def agree(whole: nn.Module, on_whole: Call, on_small: Call, cut: Call, training:
 
 
 def _own_tensors(layer: nn.Module, other: nn.Module) -> None:
-    """Copy every tensor that still is another layer's: a forward() may change it in place."""
+    """Copy every tensor that is shared with another layer: a forward() may change it in place."""
     shared = {id(tensor) for tensor in tensors_of(other.modules())}
     for module in layer.modules():
         for name, parameter in module._parameters.items():
@@ -56,29 +56,29 @@ def _own_tensors(layer: nn.Module, other: nn.Module) -> None:
 
 
 def own_copy(layer: nn.Module) -> Any:
-    """A copy whose tensors are its own."""
+    """A copy with copied tensors."""
     twin = light_copy(layer)
     _own_tensors(twin, layer)
     return twin
 
 
 def result_of(layer: nn.Module, x: Tensor, *, training: bool = False, seed: int = 0) -> Any:
-    """What a layer returns, or None where it does not run: in training on one machine alone, say."""
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed() would note who called it, slowly
+    """A layer's result, or None if it does not run: for example in training without a process group."""
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed() is slower: it records its caller
     with torch.no_grad(), suppress(Exception):
         return own_copy(layer).train(training)(x.clone())
     return None
 
 
 def among(count: int, places: Layout) -> Needs:
-    """Of so many channels, which are among some; -1 is none of them. np.isin would sort them."""
+    """Mask of ``places`` among ``count`` channels; -1 is ignored. Faster than np.isin, which sorts."""
     found = np.zeros(count, dtype=np.bool_)
     found[places[places >= 0]] = True
     return found
 
 
 def close(found: Tensor, truth: Tensor) -> bool:
-    """Whether two results are equal up to rounding, and both no number at the same places."""
+    """Whether two results are equal up to rounding, with non-finite values at the same positions."""
     if found.shape != truth.shape or found.dtype != truth.dtype:
         return False
     if torch.equal(found, truth):

@@ -1,4 +1,4 @@
-"""How far the answers of two networks lie apart."""
+"""Differences between the outputs of two networks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch.utils._pytree import tree_leaves
 from paam.graph.record.ways import Ways
 
 TOLERANCE = 1e-7
-"""Rounding grows where random weights make a network sensitive; a channel too many or too few makes more of it."""
+"""Rounding errors grow if random weights make a network sensitive; a wrong channel makes a larger difference."""
 COARSE_TOLERANCE = 1e-3
-"""Where the network itself computes in single precision."""
+"""If the network itself computes in single precision."""
 HUGE = 1e8
 COARSE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def difference(found: Any, truth: Any, coarse: bool, *, training: bool = False) -> str:
-    """How answers differ; nothing if they do not. ``coarse``: something was computed in less than double precision."""
+    """How outputs differ; empty if they do not. ``coarse``: something was computed in less than double precision."""
     values, truths = tree_leaves(in_mode_of(found, training)), tree_leaves(in_mode_of(truth, training))
     if len(values) != len(truths):
         return f"it returns {len(values)} values instead of {len(truths)}"
@@ -34,29 +34,29 @@ def difference(found: Any, truth: Any, coarse: bool, *, training: bool = False) 
 
 
 def in_mode_of(result: Any, training: bool) -> Any:
-    """What a graph that has an answer for each mode returns in one."""
+    """The output for one mode of a graph that may have separate outputs for each."""
     if not isinstance(result, Ways):
         return result
     return result.training if training else result.evaluation
 
 
 def has_numbers(result: Any) -> bool:
-    """Whether an answer says something: nothing in it is NaN, and something is finite."""
+    """Whether an output is usable: nothing in it is NaN, and something is finite."""
     answers = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.is_floating_point() and x.numel()]
     return all(not x.isnan().any() for x in answers) and (not answers or any(x.isfinite().any() for x in answers))
 
 
 def tells_apart(result: Any) -> bool:
-    """Whether an answer is another one for the second sample than for the first, as far as there are two."""
+    """Whether outputs differ between the first two samples, if there are two."""
     answers = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.is_floating_point()]
     several = [x for x in answers if x.dim() and len(x) > 1 and x.numel()]
     return not several or any(not torch.equal(x[0], x[1]) for x in several)
 
 
 def apart(value: Any, truth: Tensor) -> float:
-    """The largest difference over the largest value; infinite where shapes, or places of NaN or infinity, differ.
+    """The maximum difference over the maximum value; infinite if shapes or the positions of NaN or infinity differ.
 
-    Values that stand for infinity, as -1e9 in a mask, are compared one by one: next to them all others look alike.
+    Values used as infinity, such as -1e9 in a mask, are compared separately: relative to them, all others look equal.
     """
     if not isinstance(value, Tensor) or value.shape != truth.shape:
         return float("inf")

@@ -1,7 +1,7 @@
-"""Weights of many magnitudes and shapes to try a layer with.
+"""Weights of many magnitudes and distributions for trials of a layer.
 
-A limit of the norm, a threshold, a rounding step acts on some weights only: one narrow range of them never shows what
-it does.
+A norm limit, a threshold or a rounding step affects some weights only: weights from one narrow range would never
+reveal it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paam.graph.checks.perturb import Noise, perturb
 from paam.graph.copies import light_copy
 
 Draw = Callable[[Tensor], Tensor]
-"""From numbers that are spread evenly between -1 and 1 to others."""
+"""Maps numbers uniform in [-1, 1] to another distribution."""
 
 
 def plain(u: Tensor) -> Tensor:
@@ -60,11 +60,11 @@ def _few_values(u: Tensor) -> Tensor:
 
 DRAWS = (plain, _large, _small, _heavy_tailed, _uneven_filters, _positive, _negative, _sparse, _few_values)
 SPECIAL = (_sparse, _few_values)
-"""Draws at which a layer may jump: rounding decides which of equal weights comes first."""
+"""Draws where a layer may be discontinuous: rounding decides which of several equal weights comes first."""
 
 
 def with_weights(layer: nn.Module, draw: Draw, noise: Noise) -> nn.Module:
-    """A copy of a layer with weights of its own. Statistics stay in the range that they may have."""
+    """A copy of a layer with new weights. Statistics stay in their valid range."""
     twin = perturb(light_copy(layer), noise)
     made: dict[int, nn.Parameter] = {}
     for module in twin.modules():
@@ -82,5 +82,5 @@ def with_weights(layer: nn.Module, draw: Draw, noise: Noise) -> nn.Module:
 
 
 def _reach(parameter: Tensor) -> float:
-    """How large weights of this shape usually are."""
+    """The usual magnitude of weights of this shape."""
     return 2.0 / math.sqrt(parameter[0].numel()) if parameter.dim() > 1 and parameter.numel() else 1.0

@@ -1,4 +1,4 @@
-"""Random inputs of a traced graph, from small images to those of the example's size."""
+"""Random inputs for a traced graph, from small images to those of the example's size."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Inputs = tuple[Tensor, ...]
 
 
 SMALLER = (8.0, 4.0, 2.0)
-"""By how much images are made smaller."""
+"""Factors by which images are made smaller."""
 
 
 def random_inputs(
     traced: Traced, shrinks: Sequence[float] = (*SMALLER, 1.0), *, more: int = 0, also_examples: bool = True
 ) -> Iterator[Inputs]:
-    """One tensor for each input of the graph, float64, of images of several sizes.
+    """One float64 tensor for each input of the graph, with images of several sizes.
 
-    ``shrinks``: by how much images are smaller than the example's. ``more``: samples beyond ``traced.batch``.
-    ``also_examples``: images of the example's size, too, where others do not exist.
+    ``shrinks``: factors by which images are smaller than the example's. ``more``: samples beyond ``traced.batch``.
+    ``also_examples``: include images of the example's size if no other size is possible.
     """
     models = _models(traced, more)
     seen = set() if also_examples else {tuple(x.shape for x in models)}
@@ -37,7 +37,7 @@ def random_inputs(
 
 
 def inputs_of_other_sides(traced: Traced) -> Iterator[Inputs]:
-    """One side of the example's images at a time shorter or longer by one."""
+    """Images with one side longer or shorter by one than the example's, one side at a time."""
     models = _models(traced, 0)
     for axis in range(MAP, max(x.dim() for x in models)):
         for more in (-1, 1):
@@ -48,7 +48,7 @@ def inputs_of_other_sides(traced: Traced) -> Iterator[Inputs]:
 
 
 def tame_inputs(traced: Traced) -> Iterator[Inputs]:
-    """What some networks insist on: numbers between 0 and 1, as images have them, and the example itself."""
+    """Inputs for networks that require them: values between 0 and 1, as in images, and the example itself."""
     models = _models(traced, 0)
     generator = torch.Generator().manual_seed(0)
     yield tuple(
@@ -67,7 +67,7 @@ def device_of(traced: Traced) -> torch.device:
 
 
 def _models(traced: Traced, more: int) -> list[Tensor]:
-    """A tensor of the right shape and type for each input of the graph; whole numbers are the example's."""
+    """A tensor of the right shape and dtype for each input of the graph; integer inputs are the example's."""
     device = device_of(traced)
     examples = [] if traced.own_code else tree_leaves(traced.examples)
     models = []
@@ -96,12 +96,12 @@ def _of_shape(model: Tensor, shape: Sequence[int], generator: torch.Generator) -
 
 
 def _shrunk(size: int, shrink: float) -> int:
-    """A size that is smaller, but not below 8 pixels; in steps of 32 where it is large."""
+    """A smaller size, at least 8 pixels; large sizes are rounded to multiples of 32."""
     if shrink < 1:
         return int(size / shrink)
     return min(_in_steps(max(int(size / shrink), 8)), size)
 
 
 def _in_steps(size: int) -> int:
-    """Networks that halve their maps five times, and join them again, take multiples of 32."""
+    """Networks that halve their maps five times, and later concatenate them, need multiples of 32."""
     return size if size < 24 else -(-size // 32) * 32

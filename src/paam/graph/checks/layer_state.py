@@ -1,4 +1,4 @@
-"""When do two layers of somebody's own compute alike but for their weights? When all else that they hold is equal."""
+"""Fingerprint of a custom layer: layers with equal state compute the same, apart from the values of their weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 PLAIN = (str, bytes, int, float, complex, bool, type(None))
 AT_ONCE = frozenset((str, int, bool, type(None)))
 APART = ("_parameters", "_buffers", "_modules")
-"""Attributes of a module that are looked at by themselves."""
+"""Attributes of a module that are handled separately."""
 
 
 class Itself:
-    """Something that is equal to nothing but itself. It is kept alive, so that nothing else takes its place."""
+    """Equal to nothing but itself. Keeps its value alive, so that no other object gets the same id()."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -30,9 +30,9 @@ class Itself:
 
 
 def state_of(layer: nn.Module) -> Hashable:
-    """Equal for layers of one class that differ in nothing but the values of their weights.
+    """Equal for layers of one class that differ only in the values of their weights.
 
-    What their class holds is the same for them, as long as one network is looked at.
+    Class attributes are not compared: they are assumed not to change while one network is examined.
     """
     return tuple((name, *_state_of_module(module)) for name, module in layer.named_modules())
 
@@ -45,7 +45,7 @@ def _state_of_module(module: nn.Module) -> tuple[Any, ...]:
 
 
 def _attribute(value: Any) -> tuple[Hashable, ...]:
-    """An attribute's value as something that can be compared; most are plain, or hooks that nobody has registered."""
+    """An attribute's value in comparable form; most are plain values or empty hook dictionaries."""
     kind = type(value)
     if kind in AT_ONCE:
         return kind.__name__, value
@@ -57,7 +57,7 @@ def _shape(tensor: Tensor | None) -> Hashable:
 
 
 def _whole_numbers(buffer: Tensor | None) -> Hashable:
-    """Indices and masks are no weights, which are drawn anew: what is found out holds for these alone."""
+    """Integer buffers, such as indices and masks, are no weights and not redrawn: trial results hold for these only."""
     return None if buffer is None or buffer.is_floating_point() else _content(buffer)
 
 
@@ -66,7 +66,7 @@ def _content(tensor: Tensor) -> bytes:
 
 
 def comparable(value: Any, inside: tuple[int, ...] = ()) -> Hashable:
-    """Something that is equal for values that are; whose equality cannot be told is equal to itself alone."""
+    """A form that is equal for equal values; values that cannot be compared are equal to themselves only."""
     if isinstance(value, PLAIN):
         return type(value), repr(value) if isinstance(value, float | complex) else value
     if isinstance(value, Tensor) and type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided:

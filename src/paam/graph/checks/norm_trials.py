@@ -1,6 +1,6 @@
-"""Does each channel of a batch norm of somebody's own kind depend on itself alone? That is found out by trying.
+"""Find out by trials whether each channel of a custom batch norm depends on itself alone.
 
-It is tried in training, too, where it computes with statistics of the batch, and with weights of many kinds.
+Trials include training mode, which uses batch statistics, and many kinds of weights.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from paam.graph.flows import Layout
 from paam.graph.shrink import shrink_per_channel
 
 FEW = 6
-"""Channels of the tiny norm that is tried most."""
+"""Channels of the tiny norm that is used in most trials."""
 EXTREME = 1e5
 
 
 def is_by_channel(norm: nn.Module, width: int, dims: int, tried: dict[Any, Any]) -> bool:
-    """Whether a norm of ``width`` channels computes each of them by itself; its inputs have so many axes.
+    """Whether a norm of ``width`` channels treats each of them independently; its inputs have ``dims`` axes.
 
-    Cut to some of its channels it must compute these, and make one number of a channel that is one.
+    Cut to some of its channels it must compute the same for them, and must keep a constant channel constant.
     """
     key = ("by channel", width, dims, state_of(norm))
     if key not in tried:
@@ -40,7 +40,7 @@ def _tried(norm: nn.Module, width: int, dims: int, tried: dict[Any, Any]) -> boo
     if any(True for child in norm.children() for _ in child.parameters()):
         return False
     rng = np.random.default_rng(0)
-    other = perturb(light_copy(norm), Noise(torch.device("cpu"))).eval()  # what it has may be at a special point
+    other = perturb(light_copy(norm), Noise(torch.device("cpu"))).eval()  # the actual weights may be a special case
     few = np.sort(rng.choice(width, min(width, FEW), replace=False))
     tiny = light_copy(other).eval()
     shrink_per_channel(tiny, width, few)
@@ -52,7 +52,7 @@ def _tried(norm: nn.Module, width: int, dims: int, tried: dict[Any, Any]) -> boo
 
 
 def _values(width: int, dims: int) -> Tensor:
-    """What a norm is given: the first channel is one number, the others vary."""
+    """Inputs of a norm: the first channel is constant, the others vary."""
     shape = (3, width, *[2] * (dims - 2))
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x[:, 0] = 0.25
@@ -82,7 +82,7 @@ def _some(width: int, rng: np.random.Generator) -> Layout:
 
 
 def _trained_alike(norm: nn.Module, x: Tensor, rng: np.random.Generator) -> bool:
-    """Whether channels depend on themselves alone in training mode, too, as far as the norm runs in it."""
+    """Whether channels depend on themselves alone in training mode too, if the norm runs in it."""
     truth, other = (result_of(norm, x, training=True, seed=seed) for seed in (0, 1))
     if truth is None:
         return True
@@ -97,7 +97,7 @@ def _trained_alike(norm: nn.Module, x: Tensor, rng: np.random.Generator) -> bool
 
 
 def _agrees(norm: nn.Module, x: Tensor, kept: Layout, *, training: bool = False) -> bool:
-    """Whether a norm that is cut computes what is left of the whole one's result, whatever the other channels are."""
+    """Whether a cut norm computes the remaining part of the original's result, whatever the other channels are."""
     whole = own_copy(norm)
     width = x.shape[1]
     _make_extreme(whole, width, kept)
@@ -110,7 +110,7 @@ def _agrees(norm: nn.Module, x: Tensor, kept: Layout, *, training: bool = False)
             lambda one: shrink_per_channel(one, width, kept),
             training,
         )
-    except Exception:  # whatever the norm makes of fewer channels
+    except Exception:  # the norm may raise anything when it has fewer channels
         return False
 
 
@@ -119,7 +119,7 @@ def _of(x: Tensor, kept: Layout) -> Tensor:
 
 
 def _elsewhere(x: Tensor, kept: Layout) -> Tensor:
-    """The same values in some channels, extreme ones in all others."""
+    """The same values in the kept channels, extreme ones in all others."""
     others = torch.from_numpy(np.flatnonzero(~among(x.shape[1], kept)))
     return x.index_copy(1, others, EXTREME * (x.index_select(1, others).flip(0) + 1))
 

@@ -1,6 +1,6 @@
-"""Weights away from special points: what is decided or checked with them does not hang on the values a model has.
+"""Generic weights: decisions and checks made with them do not depend on special values of a model's weights.
 
-A gain of zero hides what it multiplies, a fresh batch norm maps zero to zero, equal weights look alike.
+A zero gain hides what it multiplies, a fresh batch norm maps zero to zero, equal weights look alike.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from torch import Tensor, nn
 from paam.graph.channel_map import ADDED_LAYERS
 
 _TABLE = 65521
-"""Random numbers to draw from, a prime: they are repeated at other places of every row of a weight."""
+"""Size of the table of random numbers, a prime: rows of a weight repeat them at different offsets."""
 
 
 PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
-"""Layers that take their weights as they lie in memory."""
+"""Layers that use their weights directly."""
 
 
 class Noise:
-    """Numbers between 0 and 1 that look random, made at the speed of memory."""
+    """Pseudo-random numbers between 0 and 1, generated at memory speed."""
 
     def __init__(self, device: torch.device, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
         self.table = _table(device, seed).to(dtype)
         self.place = 0
 
     def like(self, tensor: Tensor, low: float = 0.0, high: float = 1.0, overlapping: bool = False) -> Tensor:
-        """Numbers between two others, of a tensor's shape.
+        """Numbers between ``low`` and ``high``, in a tensor's shape.
 
-        ``overlapping``: rows may share memory, each a few places on from the one before, which saves most of the time.
+        ``overlapping``: rows may share memory, each shifted by a few elements, which saves most of the time.
         """
         count = tensor.numel()
         place = self.place % _TABLE
@@ -54,7 +54,7 @@ def _table(device: torch.device, seed: int) -> Tensor:
 
 
 def perturbed(name: str, value: Tensor, noise: Noise, module: nn.Module) -> Tensor:
-    """A tensor of the noise's type and of another content, in the range that such a tensor usually has."""
+    """New values of the noise's dtype for a tensor, in the usual range of such a tensor."""
     if not value.is_floating_point():
         return value.to(noise.table.device, copy=True)
     if name == "running_var":
@@ -77,9 +77,9 @@ def _nudged(name: str, value: Tensor, noise: Noise, module: nn.Module) -> Tensor
 
 
 def perturb(model: nn.Module, noise: Noise, *, gentle: bool = False) -> nn.Module:
-    """Give a model, in place, tensors of other contents and the noise's type. Tensors held twice stay one.
+    """Replace a model's tensors, in place, by new values of the noise's dtype. Shared tensors stay shared.
 
-    ``gentle``: near to those that it has, for networks that make no numbers of any others.
+    ``gentle``: close to the current values, for networks whose output is not finite with any others.
     """
     change = _nudged if gentle else perturbed
     made: dict[int, Tensor] = {}
@@ -91,7 +91,7 @@ def perturb(model: nn.Module, noise: Noise, *, gentle: bool = False) -> nn.Modul
                         made[id(parameter)] = nn.Parameter(change(name, parameter, noise, module), False)
                     module._parameters[name] = made[id(parameter)]  # type: ignore[assignment]
             for name, buffer in module._buffers.items():
-                if buffer is not None and not isinstance(module, ADDED_LAYERS):  # their masks are no weights
+                if buffer is not None and not isinstance(module, ADDED_LAYERS):  # their masks must not change
                     if id(buffer) not in made:
                         made[id(buffer)] = change(name, buffer, noise, module)
                     module._buffers[name] = made[id(buffer)]

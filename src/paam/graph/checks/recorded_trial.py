@@ -1,4 +1,4 @@
-"""A copy of a model beside its recording: do both answer alike? See verify.py."""
+"""Compare a copy of a model with its recording: are their outputs equal? See verify.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from paam.graph.rewired import GraphModel, as_graph_model
 from paam.graph.trace import Traced
 
 REMEMBERED = (int, float, bool, str, type(None), dict, list, set, tuple)
-"""Types of attributes in which a forward() may keep something from call to call; tensors are buffers, or constants."""
+"""Types of attributes in which a forward() may keep state between calls; tensors are buffers, or constants."""
 
 
 def is_double(traced: Traced) -> bool:
@@ -37,11 +37,11 @@ def is_double(traced: Traced) -> bool:
 
 
 class StateError(GraphError):
-    """The model remembers something."""
+    """The model keeps state between calls."""
 
 
 def _remembered(model: nn.Module) -> dict[tuple[str, str], Hashable]:
-    """Plain values that modules hold, by module and name, as something that can be compared."""
+    """Plain attributes of modules, by module and name, in comparable form."""
     return {
         (owner, name): comparable(value)
         for owner, module in model.named_modules()
@@ -51,7 +51,7 @@ def _remembered(model: nn.Module) -> dict[tuple[str, str], Hashable]:
 
 
 def _answers(network: nn.Module, inputs: Sequence[Tensor]) -> Any:
-    random.seed(0)  # what is left alone may draw by any generator
+    random.seed(0)  # ignored modules may use any generator
     np.random.seed(0)
     return tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, network(*inputs))
 
@@ -67,19 +67,19 @@ class Trial:
         self.graph: GraphModel = as_graph_model(dataclasses.replace(traced, model=self.model))
         self.buffers = _compared_buffers(traced, self.model)
         self.trained = False
-        """Whether any answers were compared in training mode."""
+        """Whether any outputs were compared in training mode."""
         self.said = ""
-        """What the model said to inputs that it does not take."""
+        """The model's error for inputs that it does not accept."""
 
     def makes_numbers(self, candidates: Iterable[Inputs]) -> bool:
-        """Whether the model answers these weights with numbers, on the first of these inputs that it takes."""
+        """Whether the model's output with these weights is finite, on the first of these inputs that it accepts."""
         for inputs in candidates:
-            with suppress(Exception):  # it does not take images so small
+            with suppress(Exception):  # the images are too small for it
                 return has_numbers(self._run(self.model, inputs, False, False)[0])
         return True
 
     def problem(self, inputs: Inputs) -> str | None:
-        """How the graph's answers differ from the model's; None where one of the two does not take such inputs."""
+        """How the graph's outputs differ from the model's; None if one of them does not accept such inputs."""
         evaluation = self.problem_in(inputs, training=False, gradients=False)
         if evaluation is None or evaluation:
             return evaluation
@@ -101,12 +101,12 @@ class Trial:
             truth, left = self._run(self.model, inputs, training, gradients)
         except StateError:
             raise
-        except Exception as error:  # whatever a model says to inputs of another size
+        except Exception as error:  # a model may raise anything for inputs of another size
             self.said = one_line(error)
             return None
         try:
             found, also_left = self._run(self.graph, inputs, training, gradients)
-        except GraphError:  # it takes another way for these sizes, and says so
+        except GraphError:  # the graph reports that its path would differ for these sizes
             return None
         except Exception as error:
             return f"it does not run: {one_line(error)}"
@@ -116,7 +116,7 @@ class Trial:
     def _run(
         self, network: nn.Module, inputs: Inputs, training: bool, gradients: bool
     ) -> tuple[Any, dict[str, Tensor]]:
-        """The answers, and the buffers of the model afterwards, which are then put back."""
+        """The outputs, and the model's buffers afterwards, which are then restored."""
         device = device_of(self.traced)
 
         def given() -> list[Tensor]:
@@ -143,7 +143,7 @@ class Trial:
             return answers, left
 
     def _refuse_memory(self, changed: tuple[str, str], again: Any, answers: Any) -> None:
-        """What forward() keeps from call to call, a step that it counts, say, would stand still in a graph."""
+        """Refuse state that forward() keeps between calls, such as a step counter: in a graph it would never change."""
         if difference(again, answers, not self.double):
             owner, name = changed
             raise StateError(
@@ -153,7 +153,7 @@ class Trial:
             )
 
     def first_difference(self, inputs: Inputs) -> tuple[str, str]:
-        """The first layer that makes something else in the graph, and the module whose forward() calls it."""
+        """The first layer whose output differs in the graph, and the module whose forward() calls it."""
         calls: dict[str, list[Any]] = {}
         self._watched(self.model, inputs, lambda name, result: calls.setdefault(name, []).append(result))
         made: dict[str, list[Any]] = {}
@@ -174,21 +174,21 @@ class Trial:
         return "", ""
 
     def _watched(self, network: nn.Module, inputs: Inputs, tell: Callable[[str, Any], None]) -> None:
-        """Run a network, and tell what each layer returns."""
+        """Run a network and pass what each layer returns to ``tell``."""
         layers = {str(node.target) for node in self.traced.graph.nodes if node.op == "call_module"}
         hooks = [
             module.register_forward_hook(lambda _module, _inputs, result, name=name: tell(name, result))
             for name, module in self.model.named_modules()
             if name in layers
         ]
-        with suppress(Exception):  # what does not run parts at the layer before
+        with suppress(Exception):  # if a layer raises, the difference is at the layer before
             self._run(network, inputs, False, False)
         for hook in hooks:
             hook.remove()
 
 
 def _compared_buffers(traced: Traced, model: nn.Module) -> list[str]:
-    """Names of all buffers but those of torch's own layers of which nobody reads what they return."""
+    """Names of all buffers, except those of torch's own layers whose output is not read."""
     live = leading_to(traced.graph.output_node().args)
     layers = {str(node.target) for node in traced.graph.nodes if node.op == "call_module" and node not in live}
     unread = tuple(f"{name}." for name in layers if isinstance(model.get_submodule(name), LAYERS))
@@ -196,7 +196,7 @@ def _compared_buffers(traced: Traced, model: nn.Module) -> list[str]:
 
 
 class _SameRandomNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Random numbers do not depend on what was drawn before: training's parts of a graph stand at its end."""
+    """Makes random numbers independent of earlier draws: in a graph, training-only nodes are at the end."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:

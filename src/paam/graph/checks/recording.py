@@ -1,8 +1,8 @@
-"""A recording is compared with the model itself before anything is built upon it.
+"""Compare a recording with the model itself before anything is built on it.
 
-It has the calls that a model makes into torch, and nothing else: not a number that is made of a size by other means
-than arithmetic, nor that a layer's weights are exchanged for one call. So both answer the same random inputs, of
-another batch and image size than was recorded, on other weights, in evaluation and in training.
+A recording has only the model's calls into torch: not a number computed from a size by anything but arithmetic, and
+not a temporary replacement of a layer's weights. So both run on the same random inputs, with other batch and image
+sizes than recorded and with other weights, in evaluation and in training.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from paam.graph.rules.site import Op
 from paam.graph.trace import BATCH, MAP, Traced
 
 MORE = 3
-"""By how many samples a batch is made larger."""
+"""Number of additional samples in a larger batch."""
 LARGER = 0.5
-"""By this images are divided to make them larger."""
+"""Images are enlarged by dividing by this."""
 SMALL = 32 * 32
-"""Larger images are tried where those of the example have at most so many places: others would take too long."""
+"""Larger images are tried only if the example's have at most this many pixels: others would take too long."""
 
 
 def sizes_to_hold(traced: Traced, ops: Sequence[Op]) -> tuple[int, ...]:
-    """Axes of the inputs along which the graph is right for the recorded sizes alone. A wrong graph is refused."""
-    if traced.own_code:  # it runs as it is, but for its gates
+    """Axes of the inputs along which the graph is right for the recorded sizes only. A wrong graph is refused."""
+    if traced.own_code:  # it runs unchanged, except for its gates
         return ()
-    if traced.fixed:  # it is to be as for the example
+    if traced.fixed:  # it only has to be right for the example
         _check_the_example(traced)
         return ()
     found = {*_where_it_differs(traced)}
@@ -51,7 +51,7 @@ def sizes_to_hold(traced: Traced, ops: Sequence[Op]) -> tuple[int, ...]:
 
 
 def _infers_channels(op: Op, shapes: Mapping[str, Shape]) -> bool:
-    """Whether a view of a map as large as written takes for channels what then remains, as x.view(n, -1, 7, 7)."""
+    """Whether a view with a hard-coded map size infers the number of channels, as in x.view(n, -1, 7, 7)."""
     sizes = _sizes_of_view(op.node)
     if not sizes or not op.inputs or len(sizes) != len(after := shapes[op.name]) or sizes[op.axis] != -1:
         return False
@@ -60,7 +60,7 @@ def _infers_channels(op: Op, shapes: Mapping[str, Shape]) -> bool:
 
 
 def _infers_samples(node: fx.Node, traced: Traced) -> bool:
-    """Whether a view of a map as large as written takes for samples what then remains, as x.view(-1, 512 * 7 * 7)."""
+    """Whether a view with a hard-coded map size infers the number of samples, as in x.view(-1, 512 * 7 * 7)."""
     sizes = _sizes_of_view(node)
     if sizes[:1] != (-1,) or not all(isinstance(size, int) for size in sizes):
         return False
@@ -102,7 +102,7 @@ def _where_it_differs(traced: Traced) -> tuple[int, ...]:
 
 
 def _check_the_example(traced: Traced) -> None:
-    """Refuse a graph that computes something else of the example, by the model's own weights, than the model does."""
+    """Refuse a graph whose result for the example, with the model's own weights, differs from the model's."""
     trial = Trial(traced, deep_copy(traced.model))
     example = tuple(tree_leaves(traced.examples))
     if (problem := trial.problem_in(example, training=False, gradients=False)) != "":
@@ -115,7 +115,7 @@ def _is_small(traced: Traced) -> bool:
 
 
 def _smaller(traced: Traced) -> Iterator[Inputs]:
-    """The smallest images and more samples first, and what was recorded last."""
+    """The smallest images and larger batches first, the recorded shape last."""
     for more in (MORE, 0):
         yield from random_inputs(traced, SMALLER, more=more, also_examples=False)
     yield from random_inputs(traced, (1,), more=MORE)
@@ -128,7 +128,7 @@ def _larger(traced: Traced) -> Iterator[Inputs]:
 
 
 def _blamed(trial: Trial, inputs: Inputs) -> tuple[int, ...]:
-    """Which sizes must be held so that the graph is right; it is refused where that does not help."""
+    """Which sizes must be fixed for the graph to be right; it is refused if that does not help."""
     (recorded,) = random_inputs(trial.traced, (1,))
     if [x.shape for x in inputs] == [x.shape for x in recorded]:
         recorded = inputs
@@ -156,6 +156,6 @@ def _wrong(trial: Trial, inputs: Inputs, problem: str) -> GraphError:
 
 def _perturbed(traced: Traced, gentle: bool) -> Trial:
     """The model and its graph, on other weights."""
-    # Single precision will do otherwise: the two do the same, one call after the other, and round alike.
+    # Single precision suffices: both run the same calls in the same order, and round alike.
     dtype = torch.float64 if is_double(traced) else torch.float32
     return Trial(traced, perturb(light_copy(traced.model), Noise(device_of(traced), dtype=dtype), gentle=gentle))

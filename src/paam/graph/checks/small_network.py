@@ -1,8 +1,8 @@
-"""Before a small network is handed out, it is compared with the gated one, on other weights and another batch size.
+"""Compare a small network with the gated one before returning it, on other weights and another batch size.
 
-The weights are random, so that no gain of zero and no fresh batch norm hides a difference; the images are as small as
-the network takes them, in double precision. A network that kept its class and differs gets a graph of its own; one that
-differs then is refused.
+The weights are random, so that no zero gain or fresh batch norm hides a difference. The images are as small as the
+network accepts, in double precision. A network that keeps its class and differs is rebuilt as a graph; if that differs
+too, it is refused.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from paam.graph.solve import Masks, Solution
 from paam.graph.trace import MAP, Traced, is_fact
 
 LARGER = 2 / 3
-"""By this images are divided to make them larger: most networks that halve their maps take that, too."""
+"""Images are enlarged by dividing by this: most networks that halve their maps accept that too."""
 SMALL_SIDE = 64
-"""Larger images are tried where those of the example are at most as large: others would take too long."""
+"""Larger images are tried only if the example's are at most this size: others would take too long."""
 
 
 GIVEN_SIZES = frozenset(
@@ -52,7 +52,7 @@ GIVEN_SIZES = frozenset(
         *(torch.unflatten, torch.broadcast_to),
     )
 )
-"""Operations that are told sizes."""
+"""Operations that take sizes as arguments."""
 
 
 class Built(Protocol):
@@ -65,11 +65,11 @@ class Built(Protocol):
 
 
 Build = Callable[[Traced, Solution, Masks, Shapes | None], Built]
-"""Builds a small network as it is handed out, constants included; see compact.py."""
+"""Builds the final small network, constants included; see compact.py."""
 
 
 def checked(traced: Traced, solution: Solution, masks: Masks, build: Build, keep_class: bool) -> bool:
-    """Whether the network needs a graph of its own."""
+    """Whether the network must be a rewritten graph."""
     for gentle, seed in ((False, 0), (False, 1), (True, 0)):
         model = perturb(light_copy(traced.model), Noise(device_of(traced), seed), gentle=gentle).eval()
         other = dataclasses.replace(traced, model=model)
@@ -97,7 +97,7 @@ def checked(traced: Traced, solution: Solution, masks: Masks, build: Build, keep
 
 
 class _Trial:
-    """The gated network and the small one, on other weights and the smallest inputs that both take."""
+    """The gated network and the small one, on other weights and the smallest inputs that both accept."""
 
     def __init__(self, other: Traced, solution: Solution, masks: Masks, build: Build) -> None:
         self.other, self.solution, self.masks, self.build = other, solution, masks, build
@@ -112,13 +112,13 @@ class _Trial:
             ) from error
 
     def _next(self) -> Exception | None:
-        """Run the gated network on the next larger inputs that it takes; an error where it takes none."""
+        """Run the gated network on the next larger inputs that it accepts; returns an error if there are none."""
         found: Exception = LookupError("there are no larger inputs")
         for inputs in self.candidates:
             self.inputs = inputs
             try:
                 self.gated = observe(self.other, self.solution, self.masks, self.inputs)
-            except Exception as error:  # it does not take images so small
+            except Exception as error:  # the images are too small for it
                 found = error
             else:
                 return None
@@ -126,18 +126,18 @@ class _Trial:
 
     @property
     def says_something(self) -> bool:
-        """Whether the answers are numbers that depend on the images: weights may silence what comes before them."""
+        """Whether outputs are finite and depend on the images: random weights may cut off everything before them."""
         answers = in_mode_of(self.gated.result, False)
         return has_numbers(answers) and tells_apart(answers)
 
     def problem(self, rewired: bool) -> str:
-        """How the small network's answers differ from the gated one's; nothing if they do not."""
+        """How the small network's outputs differ from the gated one's; empty if they do not."""
         while True:
             small = self.build(self.other, self.solution, self.masks, self.gated.shapes).finish(rewired)
             try:
                 with evaluating(small), torch.no_grad():
                     found = self._answer(small)
-            except ConstantMapError as error:  # it takes images of the example's size only
+            except ConstantMapError as error:  # it accepts images of the example's size only
                 if self._next() is not None:
                     return f"it does not run: {one_line(error)}"
                 continue
@@ -147,9 +147,9 @@ class _Trial:
             return problem or self._own_codes(small) or self._other_sizes(small)
 
     def _other_sizes(self, small: nn.Module) -> str:
-        """How the answers for larger images, and for one sample by itself, differ, where the network takes these.
+        """How outputs differ for larger images and for a single sample, where the network accepts these.
 
-        Sizes may hide in numbers, and where a map was flattened.
+        Sizes may be hidden in numbers, and where a map was flattened.
         """
         traced = self.other
         if traced.own_code:
@@ -169,17 +169,17 @@ class _Trial:
         return ""
 
     def _may_hold_sizes(self, small: nn.Module) -> bool:
-        """Whether anything is computed from a size, or made for one."""
+        """Whether anything is computed from a size, or created for one."""
         nodes = self.other.graph.nodes
         made = any(node.op == "get_attr" and node.target in self.other.constants for node in nodes)
         given = any(isinstance(module, NoChannels) for module in small.modules())
         return made or given or any(is_fact(node) or node.target in GIVEN_SIZES for node in nodes)
 
     def _apart(self, small: nn.Module, inputs: Sequence[Tensor]) -> str | None:
-        """How the answers differ; None where one of the two does not take such inputs."""
+        """How the outputs differ; None if one of the networks does not accept such inputs."""
         try:
             gated = observe(self.other, self.solution, self.masks, inputs)
-        except Exception:  # it decides by sizes, say
+        except Exception:  # e.g. it branches on sizes
             return None
         try:
             with evaluating(small), torch.no_grad():
@@ -196,7 +196,7 @@ class _Trial:
         return GraphRunner(self.other, small).run(*inputs) if self.other.own_code else small(*inputs)
 
     def _own_codes(self, small: nn.Module) -> str:
-        """How the answers of a model's own code differ, of which the graph is only a part."""
+        """How outputs differ when the model's own code runs and the graph covers only a part of it."""
         if not self.other.own_code:
             return ""
         axes = {step.op.name: step.op.axis for step in self.solution.settled}
@@ -211,7 +211,7 @@ class _Trial:
             except Exception:
                 if inputs is doubled:
                     raise
-                continue  # it does not take any images
+                continue  # it does not accept arbitrary images
             try:
                 with evaluating(small), torch.no_grad():
                     found = small(*inputs)
@@ -223,12 +223,12 @@ class _Trial:
 
 
 def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Numbers between 0 and 1, as those of images."""
+    """Values between 0 and 1, like those of images."""
     return torch.rand(like.shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
 class _Values(GraphRunner):
-    """Runs a graph and keeps what every node computes."""
+    """Runs a graph and keeps the value of every node."""
 
     def __init__(self, traced: Traced, model: nn.Module, graph: fx.Graph) -> None:
         super().__init__(traced, model)
@@ -263,7 +263,7 @@ def _first_difference(
         if node is None or not isinstance(runner.found.get(node), Tensor) or truth is None or not len(step.out):
             continue
         if truth.dim() and truth.shape[step.op.axis] != step.width:
-            continue  # a map that was flattened has another size
+            continue  # a flattened map has a different size
         kept = truth.index_select(step.op.axis, torch.from_numpy(step.out).to(truth.device)) if truth.dim() else truth
         value = runner.found[node]
         if (gate := masks.get(step.op.name)) is not None and value.shape == kept.shape:

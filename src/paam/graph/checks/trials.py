@@ -1,7 +1,7 @@
-"""Is a convolution or linear layer of somebody's own kind cut as torch's are? That is found out by trying.
+"""Find out by trials whether a custom convolution or linear layer can be cut like torch's own.
 
-A few of its channels make a tiny layer, which must compute what the layer itself does there. The tiny one is cut again
-and again, with weights of many kinds: a branch that only some weights enter must not be overlooked.
+A few of its channels make a tiny layer, which must compute what the layer computes for them. The tiny layer is cut
+repeatedly, with many kinds of weights, so that a branch that only some weights enter is not missed.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from paam.graph.record.recording import Shape
 from paam.graph.shrink import shrink_mix
 
 FACTORS = (1e5, 1.0)
-"""What absent weights are multiplied by: nothing that is left may depend on them."""
+"""Multipliers for the removed weights: no remaining output may depend on them."""
 INPUT_SCALES = (1.0, 30.0, 0.03)
 OFTEN = 3
-"""With so many kinds of weights a layer is tried more than once."""
+"""For this many kinds of weights, a layer is tried more than once."""
 FEW_GROUPS, FEW_OUTPUTS, FEW_INPUTS = 3, 6, 7
-"""The size of the tiny layer; outputs and inputs of each group."""
+"""The size of the tiny layer; outputs and inputs are per group."""
 
 
 def flow_by_trying(layer: nn.Module, flow: Mix, shape: Shape, tried: dict[Any, Any]) -> Mix | None:
-    """The flow of a layer that reads ``shape``; None if nothing of it can be cut. ``tried``: what is known of others.
+    """The flow of a layer with input ``shape``; None if nothing of it can be cut. ``tried``: results for other layers.
 
-    One that is right only with all of its inputs, as with weights that are standardised over them, keeps them all.
+    A layer that is correct only with all of its inputs, such as one that standardises weights over them, keeps them
+    all.
     """
     key = ("cut", shape, flow, state_of(layer))
     if key not in tried:
@@ -48,14 +49,14 @@ def flow_by_trying(layer: nn.Module, flow: Mix, shape: Shape, tried: dict[Any, A
 
 def _tried(layer: nn.Module, flow: Mix, shape: Shape, tried: dict[Any, Any]) -> Mix | None:
     rng = np.random.default_rng(0)
-    other = perturb(light_copy(layer), Noise(torch.device("cpu"))).eval()  # what it has may be at a special point
-    write_out_weights(other)  # before it is cut, as compact.py does
+    other = perturb(light_copy(layer), Noise(torch.device("cpu"))).eval()  # the actual weights may be a special case
+    write_out_weights(other)  # before cutting, as in compact.py
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows, columns = few = _few(flow, rng)
     tiny = light_copy(other).eval()
     try:
         shrink_mix(tiny, flow, rows, columns)
-    except Exception:  # it holds something that does not fit
+    except Exception:  # its state does not fit the cut shapes
         return None
     little = x.index_select(x.dim() - 1 if isinstance(layer, nn.Linear) else 1, torch.from_numpy(columns))
     small = _flow_of_few(flow, few)
@@ -72,7 +73,7 @@ def _tried(layer: nn.Module, flow: Mix, shape: Shape, tried: dict[Any, Any]) -> 
 
 
 def _few(flow: Mix, rng: np.random.Generator) -> tuple[Layout, Layout]:
-    """Outputs and inputs that a tiny layer has, as many as each other where the layer has so."""
+    """Outputs and inputs of a tiny layer; equally many if the layer has equally many."""
     if flow.depthwise:
         rows = np.sort(rng.choice(flow.outputs, min(flow.outputs, FEW_OUTPUTS), replace=False))
         return rows, rows
@@ -92,7 +93,7 @@ def _flow_of_few(flow: Mix, few: tuple[Layout, Layout]) -> Mix:
 
 
 def _scattered(flow: Mix, rng: np.random.Generator) -> tuple[Layout, Layout]:
-    """Some outputs and some inputs. Groups may keep different numbers of both: shorter ones are filled up, with -1."""
+    """Some outputs and some inputs. Groups may keep different numbers of both: shorter ones are padded with -1."""
     if flow.depthwise:
         rows = _some(flow.outputs, rng)
         return rows, rows
@@ -109,7 +110,7 @@ def _some(size: int, rng: np.random.Generator) -> Layout:
 
 
 def _dead_of_few(layer: nn.Module, flow: Mix, x: Tensor, rng: np.random.Generator) -> np.int8 | None:
-    """What a tiny layer makes of zeros; None if it cannot be cut. It is given all kinds of weights."""
+    """State of a tiny layer's output for zero inputs; None if it cannot be cut. Tries all kinds of weights."""
     noise = Noise(torch.device("cpu"), seed=1)
     silent = True
     for number, draw in enumerate(DRAWS):
@@ -127,7 +128,7 @@ def _dead_of_few(layer: nn.Module, flow: Mix, x: Tensor, rng: np.random.Generato
     if not (flow.whole or _agrees_if_even(drawn, flow, x)) or not _trained_alike(drawn, flow, x, rng):
         return None
     pixel = x[(slice(None), slice(None), *[slice(0, 1)] * (x.dim() - 2))]
-    if pixel.shape != x.shape and _says_something(result_of(drawn, pixel)):  # it may do something else on small maps
+    if pixel.shape != x.shape and _says_something(result_of(drawn, pixel)):  # it may behave differently on small maps
         if not (flow.whole or _agrees_if_even(drawn, flow, pixel)):
             return None
         if not _agrees(drawn, flow, pixel, _scattered(flow, rng), FACTORS[1]):
@@ -136,9 +137,9 @@ def _dead_of_few(layer: nn.Module, flow: Mix, x: Tensor, rng: np.random.Generato
 
 
 def _agrees_if_even(layer: nn.Module, flow: Mix, x: Tensor) -> bool:
-    """Whether a layer can be cut to as many outputs as inputs: it may add the two then, say.
+    """Whether a layer can be cut to equally many outputs and inputs: it may then add the two, for example.
 
-    One that keeps all of its inputs is tried as a whole: the tiny one has too few outputs.
+    A layer that keeps all of its inputs is tried at full size: the tiny one has too few outputs.
     """
     size_in, size_out = flow.inputs // flow.groups, flow.outputs // flow.groups
     count = size_in if flow.whole else min(size_in, size_out) - 1
@@ -151,7 +152,7 @@ def _agrees_if_even(layer: nn.Module, flow: Mix, x: Tensor) -> bool:
 
 
 def _trained_alike(layer: nn.Module, flow: Mix, x: Tensor, rng: np.random.Generator) -> bool:
-    """Whether a layer can be cut in training mode, too, as far as it runs in it."""
+    """Whether a layer can be cut in training mode too, if it runs in it."""
     truth, other = (result_of(layer, x, training=True, seed=seed) for seed in (0, 1))
     if truth is None:
         return True
@@ -169,7 +170,7 @@ def _makes_something_of_nothing(layer: nn.Module, x: Tensor) -> bool:
 
 
 def _is_steady(layer: nn.Module, x: Tensor) -> bool:
-    """Whether weights that are hardly different make hardly another result."""
+    """Whether a tiny change of the weights changes the result only slightly."""
     moved = own_copy(layer)
     with torch.no_grad():
         for parameter in moved.parameters():
@@ -180,14 +181,14 @@ def _is_steady(layer: nn.Module, x: Tensor) -> bool:
 def _agrees(
     layer: nn.Module, flow: Mix, x: Tensor, cut: tuple[Layout, Layout], factor: float, *, training: bool = False
 ) -> bool:
-    """Whether a layer that is cut computes as much as is left of what it did, whatever the rest of it holds."""
+    """Whether a cut layer computes the remaining part of the original result, whatever the removed weights are."""
     return _agrees_at_once(own_copy(layer), flow, x, cut, factor, training=training)
 
 
 def _agrees_at_once(
     whole: nn.Module, flow: Mix, x: Tensor, cut: tuple[Layout, Layout], factor: float, *, training: bool = False
 ) -> bool:
-    """The same; the layer is used up."""
+    """Like _agrees(), but modifies the layer."""
     rows, columns = cut
     axis, out = (x.dim() - 1,) * 2 if isinstance(whole, nn.Linear) else (1, 1)
     held = _without(x, flow, columns, axis)
@@ -203,14 +204,14 @@ def _agrees_at_once(
             lambda one: shrink_mix(one, flow, rows, columns),
             training,
         )
-    except Exception:  # whatever the layer makes of fewer channels
+    except Exception:  # the layer may raise anything when it has fewer channels
         return False
 
 
 def _independent(
     layer: nn.Module, flow: Mix, x: Tensor, cut: tuple[Layout, Layout], factor: float, *, training: bool
 ) -> bool:
-    """Whether what is left of a layer's result follows from what is left of the layer. It may draw random numbers."""
+    """Whether the remaining outputs depend on the remaining weights only. The layer may draw random numbers."""
     rows, columns = cut
     axis, out = (x.dim() - 1,) * 2 if isinstance(layer, nn.Linear) else (1, 1)
     other = own_copy(layer)
@@ -226,7 +227,7 @@ def _without(x: Tensor, flow: Mix, columns: Layout, axis: int) -> Tensor:
 
 
 def _places(flow: Mix, rows: Layout) -> Layout:
-    """Where outputs stand in a small layer, whose groups are filled up to the length of the longest."""
+    """Positions of outputs in a small layer, whose groups are padded to the size of the largest."""
     if flow.groups == 1 or flow.depthwise:
         return np.arange(len(rows))
     size, longest = flow.outputs // flow.groups, flow.rows_per_group(rows)
@@ -235,7 +236,7 @@ def _places(flow: Mix, rows: Layout) -> Layout:
 
 
 def _scale_absent(layer: Any, flow: Mix, rows: Layout, columns: Layout, factor: float) -> None:
-    """Multiply all that a layer holds for outputs and inputs that are to go."""
+    """Scale all state of a layer that belongs to outputs and inputs to be removed."""
     size_in, size_out = flow.inputs // flow.groups, flow.outputs // flow.groups
     made = np.where(among(flow.outputs, rows), 1.0, factor)
     read = np.where(among(flow.inputs, columns), 1.0, factor)

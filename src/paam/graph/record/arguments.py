@@ -8,7 +8,7 @@ from paam.graph.record.numbers import plain
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """What tuples, lists, dictionaries and slices hold."""
+    """The leaves of nested tuples, lists, dictionaries and slices."""
     if isinstance(value, tuple | list):
         return [leaf for part in value for leaf in leaves_of(part)]
     if isinstance(value, dict):
@@ -19,7 +19,7 @@ def leaves_of(value: Any) -> list[Any]:
 
 
 def without_numbers(value: Any) -> Any:
-    """Arguments without recorded numbers, for torch."""
+    """Arguments with plain instead of recorded numbers, for torch."""
     if isinstance(value, tuple):
         parts = [without_numbers(part) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)

@@ -1,4 +1,4 @@
-"""A model as it was found, to be put back after it was called, and the names of what it holds."""
+"""A snapshot of a model, to restore it after a call, and the names of its modules and tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OF_MODULES = frozenset(vars(nn.Module()))
 
 
 class Names:
-    """The names of a model's modules, and of its parameters and buffers, by their ids."""
+    """The names of a model's modules, parameters and buffers, by id()."""
 
     def __init__(self, model: nn.Module) -> None:
         self.every = list(model.named_modules())
@@ -30,11 +30,11 @@ class Names:
 
 
 class AsFound:
-    """Modes and attributes of a model, what its modules hold, and the values of its buffers, restored after ``with``.
+    """Modes, attributes, submodules, parameters and buffer values of a model, restored after a ``with`` block.
 
-    A forward() may change its buffers while it is recorded, and keep what it computed in attributes, or in lists and
-    dictionaries that it has. One that puts another tensor in the place of a parameter or buffer is refused, but in
-    modules that are left alone (``ignored``).
+    A forward() may change its buffers during recording, and store results in attributes, or in lists and dictionaries
+    that it holds. Replacing a parameter or buffer by another tensor is refused, except in ignored modules
+    (``ignored``).
     """
 
     def __init__(self, model: nn.Module, ignored: Sequence[str] = ()) -> None:
@@ -89,5 +89,5 @@ class AsFound:
 
 
 def _is_same(now: Mapping[str, Any], was: Mapping[str, Any]) -> bool:
-    """Whether the same things stand under the same names, in the same order."""
+    """Whether the same objects have the same names, in the same order."""
     return [*now] == [*was] and all(map(operator.is_, now.values(), was.values()))

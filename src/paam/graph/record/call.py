@@ -23,7 +23,7 @@ from paam.graph.record.unseen import (
 )
 
 COUNTS = ("in_channels", "out_channels", "in_features", "out_features", "num_features", "num_channels", "groups")
-"""Numbers of a layer that change when it is cut."""
+"""Attributes of a layer that change when it is cut."""
 
 
 def record(
@@ -40,9 +40,9 @@ def record(
     computed: bool = False,
     held: Sequence[int] = (),
 ) -> Recording:
-    """Record one call of the model in a mode. The model is left as it was found, and so is the state of randomness.
+    """Record one call of the model in a given mode. The model and the states of all generators are restored.
 
-    ``held``: axes of the inputs whose sizes the graph is to insist on.
+    ``held``: axes of the inputs for which the graph only accepts the recorded sizes.
     """
     recorder = Recorder(
         model,
@@ -58,7 +58,7 @@ def record(
     devices = [x.device for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.is_cuda]
     with ExitStack() as stack:
         stack.enter_context(found)
-        switch(model, True)  # models then drop what evaluation has stored of their weights
+        switch(model, True)  # makes models drop caches that evaluation mode derived from their weights
         switch(model, training)
         stack.enter_context(torch.random.fork_rng(devices))
         _notice_counts(recorder, found.names)
@@ -88,9 +88,9 @@ def run_seen(
     leaves: Sequence[str],
     replace: Mapping[str, Callable[[fx.Node, Tensor], Tensor]],
 ) -> tuple[Any, set[str]]:
-    """Call a model, as it is, and replace what some nodes of its recording make, by their names.
+    """Call a model unchanged, but replace the outputs of some nodes of its recording, by node name.
 
-    Returns the result, and the names that were not met. After the last one nothing is watched any more.
+    Returns the result, and the names that were not reached. After the last one, interception stops.
     """
     waiting = set(replace)
 
@@ -112,9 +112,9 @@ def run_seen(
 
 @contextmanager
 def _calls_noticed(recorder: Recorder) -> Iterator[None]:
-    """Let the recorder have every call of a module and of a function with a gradient of its own."""
+    """Route every call of a module and of a custom autograd function to the recorder."""
     original = nn.Module.__call__
-    inner: Any = torch.autograd.Function.__mro__[1]  # whose apply() is called whoever holds that of Function
+    inner: Any = torch.autograd.Function.__mro__[1]  # its apply() is called even through saved references to Function's
 
     def patched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.call_module(original, module, args, kwargs)
@@ -133,7 +133,7 @@ def _calls_noticed(recorder: Recorder) -> Iterator[None]:
 
 
 def _notice_counts(recorder: Recorder, names: Names) -> None:
-    """Let whoever reads how many channels a layer has be noticed, but for the layer itself, until it is put back."""
+    """Detect reads of a layer's channel counts by anything but the layer itself, until the model is restored."""
     for name, module in names.every:
         if isinstance(module, LAYERS):
             own = vars(module)

@@ -1,4 +1,4 @@
-"""What is known of a tensor that came by while a call was recorded."""
+"""What is known about a tensor seen during recording."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor, fx
 
 @dataclass(slots=True)
 class Known:
-    """What is known of a tensor: its node, or which part of what a node returns; neither for a constant.
+    """State of a tensor: its node, or which part of a node's output it is; neither for a constant.
 
-    ``version``: of the tensor when this was noted.
+    ``version``: the tensor's version counter when this was noted.
     """
 
     book: object
@@ -20,11 +20,11 @@ class Known:
     version: int
     part: tuple[fx.Node, Any] | None = None
     born: int = -1
-    """Version when the tensor was made; after that it has itself been changed ``changes`` times."""
+    """Version when the tensor was made; since then it has been changed directly ``changes`` times."""
     changes: int = 0
     without_gradient: bool = False
     detached: fx.Node | None = None
-    """The node without a gradient, for readers outside of the region of forward() in which it was made."""
+    """The detached node, for readers outside of the no-grad region of forward() in which it was made."""
 
 
 def version(tensor: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""The shapes of what torch's common layers return, without computing it: recording needs no more of them."""
+"""Output shapes of torch's common layers without computing them: all that recording needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
-"""Layers, and how many axes what they read may have."""
+"""Layers, and the numbers of input axes that they accept."""
 UNCHANGED = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh),
     *(nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.Softplus, nn.Softsign),
@@ -18,7 +18,7 @@ UNCHANGED = (
 
 
 def returned(layer: nn.Module, x: Tensor) -> tuple[tuple[int, ...], int] | None:
-    """Shape and multiply-accumulates of ``layer(x)``; None for what must be computed, or would be an error."""
+    """Shape and multiply-accumulates of ``layer(x)``; None if it must be computed, or would raise an error."""
     kind = type(layer)
     if kind in UNCHANGED:
         return tuple(x.shape), 0
@@ -47,14 +47,14 @@ def _convolved(conv: Any, x: Tensor) -> tuple[tuple[int, ...], int] | None:
 
 
 def _paddings(conv: Any) -> list[int]:
-    """Of both sides together, for each axis of the map."""
+    """The total padding of both sides, for each axis of the map."""
     if conv.padding == "same":
         return [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
     return [0] * len(conv.kernel_size) if conv.padding == "valid" else [2 * p for p in conv.padding]
 
 
 def uncomputed(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-    """A tensor of a shape that holds nothing in particular, in the memory order of ``x``."""
+    """An uninitialised tensor of a given shape, in the memory format of ``x``."""
     if x.is_contiguous():
         return x.new_empty(shape)
     if x.dim() == len(shape) == 4 and x.is_contiguous(memory_format=torch.channels_last):

@@ -1,4 +1,4 @@
-"""The graph of a recording while it grows, and what is known of the tensors that have come by."""
+"""The graph of a recording during recording, and what is known about the tensors seen so far."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from paam.graph.record.recording import CONSTANT, DTYPE, FACT, LINE, WITHIN, Rec
 
 
 class Notebook:
-    """Writes down one call of a model. Tensors carry what is known of them as an attribute while it goes on.
+    """Records one call of a model. Tensors carry their known state as an attribute during recording.
 
-    ``like``: an earlier recording, beside which this one is read as long as the call goes the same way. ``own_code``:
-    the model's own code will run the small network too, so that only what weighted layers make is written down:
-    whatever else comes in is an input of the graph.
+    ``like``: an earlier recording, followed in parallel while the call takes the same path. ``own_code``: the model's
+    own code will also run the small network, so that only outputs of weighted layers are recorded; everything else is
+    an input of the graph.
     """
 
     def __init__(self, model: nn.Module, names: Names, like: Recording | None, own_code: bool) -> None:
@@ -37,11 +37,11 @@ class Notebook:
         self.active = False
         self.inside_layer = False
         self.within: list[str] = []
-        """Names of the modules whose forward() is running, the innermost last."""
+        """Names of the modules whose forward() is running, innermost last."""
         self.without_gradient: list[bool] = []
-        """For each region that the model is in, the innermost last: whether gradients are off."""
+        """For each enclosing grad-mode region, innermost last: whether gradients are off."""
         self.twin: fx.Node | None = None
-        """The node of the earlier recording that the last one is like."""
+        """The node of the earlier recording that matches the last one."""
         self._like = iter([node for node in like.graph.nodes if node.op != "placeholder"]) if like else None
         self._held = names.tensors
         self._read: dict[str, fx.Node] = {}
@@ -49,14 +49,14 @@ class Notebook:
         self._dtypes: dict[torch.dtype, fx.Node] = {}
         self._first: Tensor | None = None
         self._marked: list[weakref.ref[Tensor]] = []
-        self._alive: list[weakref.ref[Tensor]] = []  # of the values of the graph, those that something holds
+        self._alive: list[weakref.ref[Tensor]] = []  # values of the graph that are still referenced
         self._escaped: list[fx.Node] = []
-        self._kept: list[Number] = []  # numbers are told apart by their identity
+        self._kept: list[Number] = []  # keeps numbers alive: they are distinguished by id()
 
     # Begin and end
 
     def take_inputs(self, inputs: Sequence[Any]) -> list[Any]:
-        """Copies of the inputs, known to the graph by the names of forward()'s arguments."""
+        """Copies of the inputs, registered in the graph under the names of forward()'s arguments."""
         parameters = [*inspect.signature(self.model.forward).parameters.values()]
         named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         names = named[: len(inputs)] + [f"input_{place}" for place in range(len(named), len(inputs))]
@@ -77,7 +77,7 @@ class Notebook:
         return [take(name, value) for name, value in zip(names, inputs, strict=True)]
 
     def hold(self, inputs: Sequence[Any], axes: Sequence[int]) -> None:
-        """Let the graph refuse inputs of other sizes along some axes than those recorded; 2: along all from there."""
+        """Make the graph refuse inputs whose sizes along ``axes`` differ from the recorded ones; 2: all from axis 2."""
         with torch._C.DisableTorchFunction():
             for x in inputs:
                 for place, size in enumerate(x.shape):
@@ -88,7 +88,7 @@ class Notebook:
         if self.own_code:
             if not self.found.decision:
                 self._escaped += self._still_held()
-            # What nobody reads is computed all the same, by code that the small network runs too.
+            # Unread values are also computed, by code that the small network runs too.
             shapes = self.found.shapes
             unread = [n for n in self.graph.nodes if n.name in shapes and not any(map(self._makes_tensors, n.users))]
             self.graph.output(tuple(dict.fromkeys([*self._escaped, *unread])))
@@ -96,7 +96,7 @@ class Notebook:
             self.graph.output(self._outputs(self.found.result))
 
     def _makes_tensors(self, node: fx.Node) -> bool:
-        """Whether a reader is more than a size: a tensor, or something of which a tensor is a part."""
+        """Whether a reader is more than a size: a tensor, or something with a tensor among its parts."""
         return node.name in self.found.shapes or any(user.name in self.found.shapes for user in node.users)
 
     def _outputs(self, result: Any) -> Any:
@@ -114,17 +114,17 @@ class Notebook:
         return self.argument(result)
 
     def _output(self, part: Any) -> Any:
-        """A part of what forward() returns: sizes are computed anew, other numbers stay."""
+        """A part of forward()'s result: sizes are recomputed, other numbers are constants."""
         return self.argument(part) if isinstance(part, Number) or _is_plain(part) else self._outputs(part)
 
     def stop(self, decision: str) -> None:
-        """From here on the model's own code runs unseen: whatever of the graph is still held may be read by it."""
+        """From here on the model's own code runs unrecorded: it may read any value of the graph still referenced."""
         self.found.decision = decision
         self._escaped += self._still_held()
         self.active = False
 
     def forget(self) -> None:
-        """Take the marks off the tensors that outlive the recording."""
+        """Remove the marks from tensors that outlive the recording."""
         self.active = False
         for ref in self._marked:
             if (tensor := ref()) is not None:
@@ -135,23 +135,23 @@ class Notebook:
         return at(running_line())
 
     def or_alone(self) -> str:
-        """What else to do about the module that is running."""
+        """Advice for an error: ignore the module that is running."""
         return leave_alone(self.within[-1] if self.within else "")
 
     # Tensors
 
     def known(self, tensor: Tensor) -> Known | None:
-        """What is known of a tensor, if it was seen."""
+        """What is known about a tensor, if it was seen."""
         known: Known | None = getattr(tensor, "_paam_known", None)
         return known if known is not None and known.book is self else None
 
     def value(self, tensor: Tensor) -> Known | None:
-        """What is known of a tensor that the graph computes."""
+        """What is known about a tensor that the graph computes."""
         known = self.known(tensor)
         return None if known is None or (known.node is None and known.part is None) else known
 
     def depends(self, x: Any) -> bool:
-        """Whether a tensor was computed from the inputs or their sizes, or from what the model holds."""
+        """Whether a tensor was computed from the inputs, their sizes, or the model's parameters and buffers."""
         return isinstance(x, Tensor) and self.value(x) is not None
 
     def held(self, tensor: Any) -> str | None:
@@ -159,7 +159,7 @@ class Notebook:
         return self._held.get(id(tensor))
 
     def held_in(self, tensor: Tensor) -> str | None:
-        """The name of the parameter or buffer in whose memory a tensor lies: itself, or a view, or its x.data."""
+        """The name of the parameter or buffer whose memory a tensor shares: itself, a view, or its x.data."""
         if (name := self.held(tensor)) is not None or not self._memory:
             return name
         return self._memory.get(tensor.untyped_storage().data_ptr())
@@ -174,7 +174,7 @@ class Notebook:
         return last in self.model.get_submodule(owner)._parameters
 
     def remember(self, tensor: Tensor, node: fx.Node) -> None:
-        """A tensor is what a node makes."""
+        """Register a tensor as the output of a node."""
         seen = version(tensor)
         self._mark(tensor, Known(self, node, seen, born=seen))
         self.describe(node, tensor)
@@ -222,7 +222,7 @@ class Notebook:
         return known.detached
 
     def _stored(self, tensor: Tensor) -> fx.Node:
-        """The node that reads a parameter, a buffer, or a tensor that the model has from elsewhere."""
+        """The node that reads a parameter, a buffer, or a tensor from outside the model."""
         name = self.held(tensor)
         if name is None and self.own_code:
             sources = sum(node.op == "placeholder" for node in self.graph.nodes)
@@ -241,13 +241,13 @@ class Notebook:
         return self._read[name]
 
     def keep_constant(self, changed: Any) -> None:
-        """Copy what the graph reads as a constant before it is changed."""
+        """Copy a tensor that the graph reads as a constant before it is changed in place."""
         for name, constant in self.found.constants.items():
             if constant is changed:
                 self.found.constants[name] = constant.clone()
 
     def let_go(self, tensors: Sequence[Tensor]) -> None:
-        """The model's own code does something with them that is not followed: their values are read whole."""
+        """The model's own code does something unsupported with these tensors: their values are read completely."""
         for tensor in tensors:
             if (known := self.value(tensor)) is not None:
                 known.version = version(tensor)
@@ -255,7 +255,7 @@ class Notebook:
                 vars(tensor).pop("_paam_known")
 
     def _still_held(self) -> list[fx.Node]:
-        """The values that somebody may still read."""
+        """The values that may still be read."""
         return [self.node(tensor) for tensor in [ref() for ref in self._alive] if tensor is not None]
 
     # Nodes
@@ -264,7 +264,7 @@ class Notebook:
         self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, fact: bool = False
     ) -> fx.Node:
         node = self.graph.create_node(op, target)
-        node.args, node.kwargs = args, kwargs  # given at once they would be searched, which takes longer than the rest
+        node.args, node.kwargs = args, kwargs  # create_node() would traverse them, which is slower than all the rest
         node.meta[LINE] = running_line()
         node.meta[WITHIN] = self.within[-1] if self.within else ""
         if fact:
@@ -276,7 +276,7 @@ class Notebook:
         return node
 
     def argument(self, value: Any) -> Any:
-        """An argument as the graph has it: nodes for tensors and numbers."""
+        """An argument in graph form: nodes instead of tensors and numbers."""
         if isinstance(value, Tensor):
             return self.node(value)
         if value is None or type(value) in (int, bool, float, str):
@@ -286,7 +286,7 @@ class Notebook:
         if isinstance(value, LayerNumber):
             return value.settle()
         if isinstance(value, np.generic):
-            return value.item()  # the code of a graph knows plain numbers
+            return value.item()  # fx code generation supports plain Python numbers only
         if isinstance(value, tuple):
             parts = [self.argument(part) for part in value]
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
@@ -331,13 +331,13 @@ class Notebook:
         return self._computed[name, tensor]
 
     def read_dtype(self, x: Tensor) -> None:
-        """Somebody asks for the type of a tensor, perhaps to give it to another: it is then read of this one."""
+        """The dtype of a tensor is read, perhaps to convert another tensor: the graph then reads it from this one."""
         self._dtypes[x.dtype] = self.node(x)
 
     def decide(
         self, function: Callable[..., Any], args: tuple[Any, ...], outcome: Any, line: str | None = None
     ) -> None:
-        """What was made of numbers must come out as it did. ``line``: of the model, if not the one that is running."""
+        """Require a result computed from numbers to be as recorded. ``line``: of the model, if not the running one."""
         key = ("decided", function, tuple(id(arg) if isinstance(arg, Number) else arg for arg in args))
         if key not in self._computed:
             self._kept += [arg for arg in args if isinstance(arg, Number)]
@@ -358,15 +358,15 @@ class Notebook:
 
 
 def size_of(node: fx.Node, place: int) -> None:
-    """Stands for one size of a tensor."""
+    """Marker: one size of a tensor."""
 
 
 def numel_of(node: fx.Node) -> None:
-    """Stands for the number of a tensor's values."""
+    """Marker: the number of a tensor's values."""
 
 
 def _unnamed(part: Any) -> Any:
-    """Refuse a named tuple where torch.fx cannot write it as code."""
+    """Refuse a named tuple where torch.fx cannot generate code for it."""
     if hasattr(part, "_fields"):
         raise GraphError(
             f"forward() returns a {type(part).__name__} inside of a dictionary or of another named tuple, which a graph"

@@ -1,8 +1,8 @@
-"""Numbers that remember how they were computed: sizes of tensors while a call of a model is recorded.
+"""Numbers that record how they were computed: sizes of tensors while a model's call is recorded.
 
-``x.shape[1] // 2`` is a whole number like any other to the model's code, and a node of the graph to us, so that the
-graph runs at other batch and image sizes. Where a decision is made by such a number, ``if x.shape[2] > 7``, the graph
-checks when it runs that the decision is still the same (:func:`expect`).
+``x.shape[1] // 2`` is an ordinary int for the model's code, and a node of the graph for paam, so that the graph runs
+at other batch and image sizes. If such a number decides a branch, ``if x.shape[2] > 7``, the graph checks at run time
+that the decision is the recorded one (:func:`expect`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paam.errors import GraphError
 
 
 class Book(Protocol):
-    """Where numbers write down what happens to them: the notebook."""
+    """Where numbers record their use: the notebook."""
 
     active: bool
 
@@ -34,7 +34,7 @@ class Book(Protocol):
 
 
 class Worded:
-    """A number that is settled when text is made of it, which may be read again; but not for an assertion's message."""
+    """A number that becomes fixed when formatted as text, which may be parsed again; except in assertion messages."""
 
     book: Book
 
@@ -55,7 +55,7 @@ class Worded:
 
 
 class Number(Worded):
-    """What whole and fractional recorded numbers have in common. The node is made when somebody reads the number."""
+    """Base of recorded ints and floats. The node is created when the number is first read."""
 
     source: tuple[Callable[..., Any], tuple[Any, ...]]
     _node: fx.Node | None
@@ -66,7 +66,7 @@ class Number(Worded):
         return self._node
 
     def settle(self) -> Any:
-        """The plain number, for whoever cannot take another: the graph is then valid for this one only."""
+        """The plain number, for code that needs one: the graph is then valid for this value only."""
         value = plain(self)
         if self.book.active:
             self.book.decide(itself, (self,), value)
@@ -95,21 +95,21 @@ class Number(Worded):
 
 
 class RecordedInt(Number, int):
-    """A whole number, such as one size of a tensor."""
+    """An int, such as one size of a tensor."""
 
     __hash__ = Number.__hash__
 
 
 class RecordedFloat(Number, float):
-    """A fraction computed from sizes, such as ``x.shape[1] ** -0.5``."""
+    """A float computed from sizes, such as ``x.shape[1] ** -0.5``."""
 
     __hash__ = Number.__hash__
 
 
 class LayerNumber(Worded, int):
-    """A layer's own number, ``conv.out_channels``, read by a forward() that is not the layer's: it is noted.
+    """A layer's attribute such as ``conv.out_channels``; reads by the forward() of another module are noted.
 
-    The small network has another such number, so that code which reads it would compute something else.
+    The attribute differs in the small network, so that code which reads it would compute something else.
     """
 
     book: Book
@@ -140,7 +140,7 @@ class LayerNumber(Worded, int):
 
 
 class Sizes(tuple[Any, ...]):
-    """The shape of a tensor, of recorded numbers."""
+    """The shape of a tensor, as recorded numbers."""
 
     def __getitem__(self, place: Any) -> Any:
         chosen = super().__getitem__(place)
@@ -155,7 +155,7 @@ def itself(value: Any) -> Any:
 
 
 def number(book: Book, value: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """A recorded number, or the value itself where it is none."""
+    """A recorded number, or the value itself if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     made: Any = RecordedInt(value) if isinstance(value, int) else RecordedFloat(value)
@@ -170,7 +170,7 @@ def layer_number(book: Book, value: int, name: str) -> LayerNumber:
 
 
 def plain(value: Any) -> Any:
-    """An ordinary number of the same value."""
+    """A plain number of the same value."""
     if isinstance(value, RecordedInt | LayerNumber):
         return int.__int__(value)
     return float.__float__(value) if isinstance(value, RecordedFloat) else value
@@ -203,7 +203,7 @@ def _divided(over: Any, by: Any) -> Any:
 
 
 def _settling(name: str) -> Callable[..., Any]:
-    """A method of plain numbers, for the number as it was recorded."""
+    """A method of plain numbers, applied to the fixed value."""
     return lambda self, *others: getattr(self.settle(), name)(*map(plain, others))
 
 
@@ -223,10 +223,10 @@ _UNARY: dict[str, Callable[..., Any]] = {
     **{"round": round, "trunc": math.trunc, "pow": pow},
 }
 _METHODS = ("is_integer", "as_integer_ratio", "bit_length", "bit_count", "to_bytes", "hex")
-"""Methods of whole or fractional numbers of which the graph has no operation."""
+"""Methods of int or float that have no operation in the graph."""
 
 _RECORDED = ("ceil", "floor", "trunc", "prod", "fsum", "sumprod")
-"""Functions of math that work by the methods of numbers. All others look at numbers as they lie in memory."""
+"""Functions of math that call the numbers' methods. All others read the C value directly."""
 _MATH = [name for name, value in vars(math).items() if callable(value) and name not in _RECORDED]
 
 _class: type
@@ -251,9 +251,9 @@ for _class in (RecordedInt, RecordedFloat, LayerNumber):
 
 @contextmanager
 def builtins_noticed() -> Iterator[None]:
-    """Have len() of a tensor return its size as it is recorded, and range() and math settle the numbers that they take.
+    """Make len() of a tensor return a recorded size, and range() and math fix the numbers that they get.
 
-    What a loop over a range leaves in the graph is for these numbers alone, and so is what C makes of whole numbers.
+    A loop over a range is unrolled, so that the graph is valid for these numbers alone; likewise for results of C code.
     """
     original, plain_len = builtins.range, builtins.len
     in_c = {name: getattr(math, name) for name in _MATH}
@@ -288,12 +288,12 @@ def _taking_plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def parts_of(size: int, into: int, chunks: bool) -> int:
-    """How many parts x.chunk(into) makes along an axis of a size, or x.split(into)."""
+    """Number of parts that x.chunk(into) or x.split(into) makes along an axis of a given size."""
     return -(-size // (-(-size // into) if chunks else into))
 
 
 def expect(value: Any, recorded: Any, line: str = "", way: str = "") -> None:
-    """A decision that was made while the network was recorded must come out as it did then.
+    """Check that a decision made during recording has the same outcome now.
 
     ``way``: the mode in which the network makes it, if only in one (ways.py).
     """

@@ -11,10 +11,10 @@ from types import FrameType
 import torch
 
 Line = tuple[str, int]
-"""File and number of a line."""
+"""File and line number."""
 
 NOT_THE_MODELS = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[2]}/")
-"""Where code lies that is not the model's own."""
+"""Directories of code that is not the model's own."""
 
 
 def running_line() -> Line | None:
@@ -35,12 +35,12 @@ def at(line: Line | None) -> str:
 
 
 def leave_alone(name: str) -> str:
-    """What else to do about a part of the model, as the end of a message; nothing where it is the model itself."""
+    """Advice at the end of a message to ignore a part of the model; empty for the model itself."""
     return f" Or leave '{name}' alone with ignore=['{name}']: it then runs as it is." if name else ""
 
 
 def line_of(error: Exception) -> str:
-    """Where in the model's own code an error arose, such as " at net.py:12 (`return x[0]`)"."""
+    """Where in the model's own code an error was raised, such as " at net.py:12 (`return x[0]`)"."""
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     own = [place for place in places if not place[0].startswith(NOT_THE_MODELS)]
     return at(own[-1]) if own else ""

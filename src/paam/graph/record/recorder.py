@@ -1,7 +1,7 @@
-"""Sees every call that a model makes into torch, and every layer that it calls, and writes them down.
+"""Intercepts and records every call that a model makes into torch, and every layer that it calls.
 
-What forward() branches and loops on is resolved by the call itself; sizes are recorded as numbers that the graph
-computes anew (numbers.py). A decision by the values of tensors cannot be recorded, and ends the recording.
+Branches and loops of forward() are unrolled by the recorded call; sizes are recorded as numbers that the graph
+recomputes (numbers.py). A decision on tensor values cannot be recorded and ends the recording.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ FACTS = frozenset(
         *("__reduce_ex__", "__deepcopy__"),
     )
 )
-"""Functions that tell something about a tensor other than what it holds."""
+"""Functions that return properties of a tensor other than its values."""
 
 TELLS_SIZES = frozenset(("stride", "untyped_storage"))
-"""Those by which one may find out how many channels a layer has."""
+"""Those from which a model can infer how many channels a layer has."""
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class Recorder(TorchFunctionMode):
-    """Has a notebook write down the calls inside of ``with``.
+    """Records the calls inside a ``with`` block in a notebook.
 
-    ``leaves``: names of modules not to look into. ``like``: an earlier recording; as long as the call goes the same
-    way, layers are not computed again, only their shapes. ``on_value``: what to do with each recorded tensor.
-    ``shapes_only``: what torch's own layers return is not computed, but for its shape. ``computed``: it always is.
+    ``leaves``: names of modules not to trace into. ``like``: an earlier recording; while the call takes the same path,
+    layers are not computed again, only their shapes. ``on_value``: hook for each recorded tensor. ``shapes_only``: of
+    torch's own layers only the output shape is computed. ``computed``: always compute.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Recorder(TorchFunctionMode):
         return self._record(Called(op, target, arguments, {}, False), lambda: func(x))
 
     def _set_property(self, func: Any, x: Tensor, value: Any) -> None:
-        """x.data = y gives a tensor other contents; x.requires_grad = True is nothing that a graph computes."""
+        """x.data = y replaces a tensor's contents; x.requires_grad = True is not part of a graph."""
         seen = self.book.depends(x) or self.book.held(x) is not None
         if func.__self__.__name__ == "data" and seen:
             if not self.own_code:
@@ -210,7 +210,7 @@ class Recorder(TorchFunctionMode):
         return self._record(call, run)
 
     def _refuse_hidden_writes(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse what changes tensors in a way that the graph, whose operations make new ones, would not show."""
+        """Refuse mutations that the graph, whose operations make new tensors, would not show."""
         kind, here, or_alone = type(self.model).__name__, self.book.here, self.book.or_alone
         if call.target == "set":
             self._refuse_contents(args[0])
@@ -242,7 +242,7 @@ class Recorder(TorchFunctionMode):
         )
 
     def _follow_part(self, x: Tensor, key: Any, values: Any) -> None:
-        """x[0] += 1 changes a view of x, and assigns it to where it lies: if nothing else has changed x, x is known."""
+        """x[0] += 1 changes a view of x and assigns it to its own place: x stays valid if nothing else changed it."""
         value, part = self.book.value(x), self.book.known(values) if isinstance(values, Tensor) else None
         if value is None or part is None or value.version == version(x):
             return
@@ -252,7 +252,7 @@ class Recorder(TorchFunctionMode):
             value.version = part.version
 
     def _note_parts(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """How many parts there are depends on a size: code that reads them counts on as many."""
+        """The number of parts depends on a size: code that unpacks them assumes that number."""
         x, into, dim = taken_apart(name, *args, **kwargs)
         if isinstance(into, int) and self.book.depends(x) and x.numel():
             axis = plain(dim) % x.dim()
@@ -275,14 +275,14 @@ class Recorder(TorchFunctionMode):
         return self.book.create(call.op, call.target, args, kwargs)
 
     def _take(self, result: Any, node: fx.Node, changed: bool = False) -> Any:
-        """Note what a call returned, and hand it to the model. ``changed``: it is an argument, changed in place."""
+        """Register a call's result and return it to the model. ``changed``: it is an argument, changed in place."""
         if not isinstance(result, Tensor):
             self._take_parts(result, node)
             return result
         book = self.book
         before = book.known(result)
         if not changed and (book.depends(result) or book.held(result) is not None):
-            result = result.view(result.shape)  # the same tensor, but another value of the graph
+            result = result.view(result.shape)  # the same tensor, but a new value of the graph
         book.remember(result, node)
         if changed and before is not None and (now := book.known(result)) is not None:
             now.born, now.changes = before.born, before.changes + now.version - before.version
@@ -333,7 +333,7 @@ class Recorder(TorchFunctionMode):
 
     def _layer(self, original: Any, module: nn.Module, call: Called) -> Any:
         args = call.args
-        with torch._C.DisableTorchFunction():  # what is asked here about tensors is nothing that the model does
+        with torch._C.DisableTorchFunction():  # queries made here are not part of the model
             node = self._written(call)
             found = self._uncomputed(module, args[0]) if args and isinstance(args[0], Tensor) else None
         if found is None:
@@ -348,27 +348,27 @@ class Recorder(TorchFunctionMode):
             return self._take(result, node, getattr(module, "inplace", False) and any(result is arg for arg in args))
 
     def _is_layer(self, module: nn.Module, name: str) -> bool:
-        if not name:  # the model itself, which is looked into whatever it is
+        if not name:  # the model itself is always traced into
             return False
         if name in self.leaves or isinstance(module, (*LAYERS, *ADDED_LAYERS)):
             return True
         return type(module).__module__.startswith("torch.nn.modules.") and not isinstance(module, CONTAINERS)
 
     def _uncomputed(self, layer: nn.Module, x: Tensor) -> tuple[Tensor, int] | None:
-        """What a layer returns, as far as its shape, and its MACs, where that follows without computing it."""
+        """A layer's output with only its shape, and its MACs, where both follow without computing."""
         shape, macs = self._like_earlier(x), 0
         if shape is None and self.shapes_only and (found := returned(layer, x)) is not None:
             shape, macs = found
         if shape is None or self.computed:
             return None
         if getattr(layer, "inplace", False):
-            x.narrow(0, 0, 0).zero_()  # nothing, but it counts as a change
+            x.narrow(0, 0, 0).zero_()  # no-op that increments the version counter, as a change would
             return x, 0
         result = uncomputed(x, shape)
         return None if result is None else (result, macs)
 
     def _like_earlier(self, x: Tensor) -> Shape | None:
-        """The shape that a layer returned in the earlier recording, for another batch."""
+        """The shape that a layer returned in the earlier recording, for another batch size."""
         twin = self.book.twin
         source = twin.args[0] if twin is not None and twin.args else None
         if not isinstance(source, fx.Node) or twin is None or not x.is_floating_point():

@@ -1,4 +1,4 @@
-"""What one recorded call of a model leaves: a graph, and what is known of its nodes by name."""
+"""The result of recording one call of a model: a graph, and information about its nodes by name."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from torch import Tensor, fx, nn
 from paam.graph.record.numbers import expect
 
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm)
-"""Layers that are one operation also where somebody has built their own kind upon them."""
+"""Layers that are one operation, subclasses included."""
 
 CONSTANT = "_tensor_constant"
-"""How the graph names the tensors that are neither computed from the inputs nor held under a name by the model."""
+"""Name prefix in the graph of tensors that are neither computed from the inputs nor named parameters or buffers."""
 
 FACT = "fact"
-"""Marks nodes that follow from the shapes and types of tensors alone, in their meta."""
+"""Key in the meta of nodes that follow from the shapes and dtypes of tensors alone."""
 
 DTYPE = "dtype"
-"""Under which a node's meta holds the type of the tensor that it computes."""
+"""Key in a node's meta: dtype of the tensor that it computes."""
 
 LINE = "line"
-"""Under which a node's meta holds the line of the model's code that made it."""
+"""Key in a node's meta: line of the model's code that created it."""
 
 WITHIN = "within"
-"""Under which a node's meta holds the name of the module whose forward() made it; empty for the model's own."""
+"""Key in a node's meta: name of the module whose forward() created it; empty for the model's own."""
 
 Shape = tuple[int, ...]
 
 
 class ValueDecisionError(Exception):
-    """A plain number was made of a tensor's values, or a size that depends on them."""
+    """A tensor's values were converted to a plain number, or to a data-dependent size."""
 
 
 @dataclass
@@ -45,17 +45,17 @@ class Recording:
     macs: dict[str, int] = field(default_factory=dict)
     constants: dict[str, Tensor] = field(default_factory=dict)
     made: set[str] = field(default_factory=set)
-    """Constants that forward() makes of nothing by functions that were seen."""
+    """Constants that forward() creates with recorded functions."""
     transparent: set[str] = field(default_factory=set)
-    """Modules without parameters that returned their input: in training they may do something."""
+    """Parameter-free modules that returned their input; they may be active in training mode."""
     read_numbers: set[str] = field(default_factory=set)
-    """Layers whose own numbers, such as out_channels, somebody else's forward() read."""
+    """Layers whose attributes, such as out_channels, were read by the forward() of another module."""
     asks: set[str] = field(default_factory=set)
-    """What forward() asks: whether there are "gradients", how a tensor lies in memory ("layout")."""
+    """What forward() queries: whether gradients are on ("gradients"), a tensor's memory layout ("layout")."""
     decision: str = ""
-    """The first decision by values, after which nothing was recorded; empty if there was none."""
+    """The first data-dependent decision, after which nothing was recorded; empty if there was none."""
     fixed: list[str] = field(default_factory=list)
-    """Decisions by values that were kept as they came out, as the user had asked for."""
+    """Data-dependent decisions that were fixed to their outcome, as the user requested."""
     result: Any = None
 
 
@@ -64,12 +64,12 @@ def same_tensor(a: Tensor, b: Tensor) -> bool:
         return a is b
     try:
         return torch.equal(a, b)
-    except RuntimeError:  # inside of vmap() tensors cannot be compared
+    except RuntimeError:  # tensors cannot be compared inside vmap()
         return False
 
 
 def same_way(a: Recording, b: Recording) -> bool:
-    """Whether two recordings are of the same calls, one after the other, that make tensors of as many axes."""
+    """Whether two recordings have the same sequence of calls, with the same number of axes in every tensor."""
     if len(a.graph.nodes) != len(b.graph.nodes) or not all(map(same_call, a.graph.nodes, b.graph.nodes)):
         return False
     pairs = zip(a.graph.nodes, b.graph.nodes, strict=True)
@@ -77,7 +77,7 @@ def same_way(a: Recording, b: Recording) -> bool:
 
 
 def same_call(node: fx.Node, twin: fx.Node) -> bool:
-    """Whether two nodes of two recordings stand for the same call, up to what follows the training mode."""
+    """Whether two nodes of two recordings are the same call, apart from arguments that follow the training mode."""
     if (node.op, node.target, node.kwargs.keys()) != (twin.op, twin.target, twin.kwargs.keys()):
         return False
     if node.target is expect and node.args[1] != twin.args[1]:
@@ -93,6 +93,6 @@ def _alike(here: Any, there: Any) -> bool:
     if isinstance(here, dict):
         return isinstance(there, dict) and here.keys() == there.keys() and all(_alike(here[k], there[k]) for k in here)
     if isinstance(here, bool) and isinstance(there, bool):
-        return True  # an argument that follows the training mode, or one that does not differ
-    # A node of another graph is equal in its words, which are its name.
+        return True  # an argument that follows the training mode, or is the same
+    # Nodes of different graphs are compared by repr, which is their name.
     return type(here) is type(there) and (here is there or bool(here == there) or repr(here) == repr(there))

@@ -1,5 +1,5 @@
-"""What a model does beside its calls into torch: it turns gradients or autocast on and off, asks whether they are on,
-and draws random numbers elsewhere."""
+"""What a model does besides calls into torch: it switches gradients or autocast on and off, queries these modes, and
+draws random numbers from other generators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REGIONS: tuple[Any, ...] = (torch.no_grad, torch.enable_grad, torch.set_grad_ena
 
 class Book(Protocol):
     without_gradient: list[bool]
-    """For each region that the model is in, the innermost last: whether gradients are off."""
+    """For each enclosing grad-mode region, innermost last: whether gradients are off."""
     active: bool
     inside_layer: bool
 
@@ -34,7 +34,7 @@ class Book(Protocol):
 
 @contextmanager
 def gradients_noticed(book: Book) -> Iterator[None]:
-    """Note the regions of forward() without gradients: what is computed there has none in the graph either."""
+    """Track the regions of forward() without gradients: what is computed there has none in the graph either."""
 
     def entering(original: Any) -> Any:
         def enter(region: Any) -> Any:
@@ -62,7 +62,7 @@ def gradients_noticed(book: Book) -> Iterator[None]:
 
 @contextmanager
 def questions_noticed(ask: Callable[[], None]) -> Iterator[None]:
-    """Call ``ask`` whenever code that is not torch's own asks whether gradients are on."""
+    """Call ``ask`` whenever code outside of torch queries whether gradients are on."""
     names = ("is_grad_enabled", "is_inference_mode_enabled")
     originals = {name: getattr(torch, name) for name in names}
 
@@ -85,7 +85,7 @@ def questions_noticed(ask: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def autocast_refused(model: nn.Module, book: Book) -> Iterator[None]:
-    """A region of forward() that turns autocast on or off cannot be told by its calls alone."""
+    """Refuse regions of forward() that switch autocast: they cannot be inferred from the recorded calls."""
     original: Any = torch.autocast.__enter__
 
     def enter(region: Any) -> Any:
@@ -121,7 +121,7 @@ def refuse_backward_hooks(model: nn.Module, ignored: Sequence[str]) -> None:
 
 
 def refuse_reading_computed_weights(model: nn.Module, graph: fx.Graph) -> None:
-    """Parametrized layers get the weights that they compute: whoever reads what these are computed of would lose it."""
+    """Refuse reading the original tensors of a parametrization: pruning replaces them by the computed weights."""
     for node in graph.nodes:
         owner, inside, _ = str(node.target).partition(".parametrizations.")
         if inside and node.op in ("get_attr", "call_module"):
@@ -134,7 +134,7 @@ def refuse_reading_computed_weights(model: nn.Module, graph: fx.Graph) -> None:
 
 @contextmanager
 def other_random_numbers_refused(model: nn.Module) -> Iterator[None]:
-    """Numbers that Python or numpy draw are plain numbers: those that were drawn would stand in the graph for good."""
+    """Refuse random numbers from Python or numpy: as plain numbers they would be recorded as constants."""
     with _drawn() as names:
         yield
     if names:
@@ -147,14 +147,14 @@ def other_random_numbers_refused(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def other_random_numbers_kept() -> Iterator[None]:
-    """For modules that are left alone: they may draw what they like."""
+    """For ignored modules, which may use any generator."""
     with _drawn():
         yield
 
 
 @contextmanager
 def _drawn() -> Iterator[list[str]]:
-    """Restore the states of the generators outside of torch. Yields a list that then names those that were used."""
+    """Restore the states of generators outside of torch. Yields a list, filled on exit with those that were used."""
     python, others, facts = random.getstate(), np.random.get_state(legacy=False), _numpy_facts()
     used: list[str] = []
     try:
@@ -169,6 +169,6 @@ def _drawn() -> Iterator[list[str]]:
 
 
 def _numpy_facts() -> list[Any]:
-    """The state of numpy's generator, as values that can be compared."""
+    """The state of numpy's generator as comparable values."""
     state = np.random.get_state(legacy=False)
     return [x.tobytes() if isinstance(x, np.ndarray) else x for x in tree_leaves(state)]

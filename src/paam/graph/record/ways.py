@@ -1,4 +1,4 @@
-"""One graph of what a network computes in evaluation and in training."""
+"""One graph for both evaluation and training mode."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from paam.graph.record.recording import CONSTANT, LINE, Recording
 
 
 class Ways(NamedTuple):
-    """What a graph returns whose network takes another way in training than in evaluation."""
+    """The output of a graph whose network computes differently in training and in evaluation."""
 
     evaluation: Any
     training: Any
     also: tuple[str, ...] = ()
-    """Nodes that training computes, too, though it returns nothing of them: for the sake of statistics."""
+    """Nodes that also run in training although their output is not returned: they update statistics."""
 
 
 WAYS = ("evaluation", "training")
-"""In the order in which a graph returns them; said of a check of sizes that belongs to one alone."""
+"""In the order in which a graph returns them; also the label of a size check that belongs to one mode."""
 
 
 def join_ways(model: nn.Module, evaluation: Recording, base: Recording, training: Recording) -> frozenset[str]:
-    """Make one graph of what is computed in evaluation and in training. Returns the nodes that only training has.
+    """Merge the graphs of evaluation and training. Returns the nodes that only training has.
 
-    Arguments that differ, as of F.dropout, follow the network's mode. Where the ways part, what only training computes
-    stands at the end, and the graph returns both results.
+    Arguments that differ, as of F.dropout, follow the network's mode. Where the modes diverge, training-only nodes are
+    at the end, and the graph returns both results.
     """
     if base is training:
         for first, node in zip(evaluation.graph.nodes, base.graph.nodes, strict=True):
@@ -41,7 +41,7 @@ def join_ways(model: nn.Module, evaluation: Recording, base: Recording, training
     waiting: dict[Any, list[fx.Node]] = {}
     for node in base.graph.nodes:
         waiting.setdefault(_key(node, lambda other: other), []).append(node)
-    twins: dict[fx.Node, fx.Node] = {}  # node of the training's graph -> node of the joint one
+    twins: dict[fx.Node, fx.Node] = {}  # node of the training graph -> node of the merged one
     only: set[str] = set()
     output = base.graph.output_node()
     for node in training.graph.nodes:
@@ -73,7 +73,7 @@ def join_ways(model: nn.Module, evaluation: Recording, base: Recording, training
 
 
 def refuse_training(graph: fx.Graph, reason: str) -> None:
-    """Let a graph that knows evaluation alone say so in training mode."""
+    """Make a graph without a training mode raise an error in training mode."""
     flag = _training_flag(graph)
     with graph.inserting_after(flag):
         graph.call_function(evaluated_only, (flag, reason))
@@ -87,7 +87,7 @@ def evaluated_only(training: bool, reason: str) -> None:
 def _also(
     model: nn.Module, evaluated: Any, trained: Any, twins: dict[fx.Node, fx.Node], only: set[str]
 ) -> tuple[str, ...]:
-    """Layers that keep statistics, which training computes and evaluation alone returns something of."""
+    """Layers with statistics that training computes, but of which only evaluation returns something."""
     read = leading_to(evaluated)
     holders = {_statistics_of(model, node) for node in read} - {None}
     unreturned = [node for node in {*twins.values()} - leading_to(trained) if _statistics_of(model, node) in holders]
@@ -102,7 +102,7 @@ def _also(
 
 
 def _statistics_of(model: nn.Module, node: fx.Node) -> str | None:
-    """The layer, or the buffer, in which an operation keeps statistics in training."""
+    """The layer or the buffer in which an operation keeps statistics in training."""
     if node.target is F.batch_norm and isinstance(mean := node.args[1] if len(node.args) > 1 else None, fx.Node):
         return str(mean.target)
     if node.op == "call_module" and any(True for _ in model.get_submodule(str(node.target)).buffers()):
@@ -111,7 +111,7 @@ def _statistics_of(model: nn.Module, node: fx.Node) -> str | None:
 
 
 def leading_to(result: Any) -> set[fx.Node]:
-    """All nodes that something a graph returns is made of."""
+    """All nodes that a graph's output depends on."""
     found: set[fx.Node] = set()
     waiting: list[fx.Node] = []
     fx.map_arg(result, waiting.append)
@@ -124,7 +124,7 @@ def leading_to(result: Any) -> set[fx.Node]:
 
 
 def _key(node: fx.Node, twin: Callable[[fx.Node], fx.Node]) -> Any:
-    """What a node computes, as something that can be looked up; arguments that may follow the mode are left open."""
+    """A hashable key of what a node computes; flags are ignored, because they may follow the mode."""
 
     def said(value: Any) -> Any:
         if isinstance(value, fx.Node):
@@ -143,7 +143,7 @@ def _key(node: fx.Node, twin: Callable[[fx.Node], fx.Node]) -> Any:
 def _merged(
     model: nn.Module, base: Recording, first: fx.Node, node: fx.Node, twin: Callable[[fx.Node], fx.Node]
 ) -> tuple[Any, Any]:
-    """The arguments of a node of both modes: what is False in evaluation and True in training follows the mode."""
+    """The arguments of a node of both modes: those False in evaluation and True in training follow the mode."""
 
     def merge(here: Any, there: Any) -> Any:
         if here is False and there is True:

@@ -1,4 +1,4 @@
-"""Channel rules of operations that cut values, hand out parts of them, or put borders around them."""
+"""Channel rules of operations that slice, split or pad values."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def index(site: Site) -> Op | Tangle:
     if any(isinstance(key, fx.Node) and key.name in site.shapes for key in tree_leaves(keys)):
         return barrier(site)
     if not all(isinstance(key, slice) for key in keys):
-        return reshape(site)  # axes taken out or put in
+        return reshape(site)  # axes removed or inserted
     if axis >= len(keys) or keys[axis] == slice(None):
         return site.op(Pass())
     if any(key != slice(None) for place, key in enumerate(keys) if place != axis):
         return barrier(site)
-    # Bounds that follow from shapes are those of the whole network.
+    # Bounds computed from shapes are those of the original network.
     chosen: Any = fx.map_arg(keys[axis], lambda bound: site.traced.numbers[bound.name])
     return site.op(Route(width, np.arange(width)[chosen]))
 
 
 def _part_of(site: Site, source: fx.Node) -> Op | Tangle:
-    """One of several values that an operation returns."""
+    """One of several outputs of an operation."""
     number: Any = site.node.args[1]
     if source.op != "call_module" and source.target in PARTS:
         return _part(site, source)
@@ -84,7 +84,7 @@ def _part(site: Site, source: fx.Node) -> Op:
 
 
 def pad(site: Site) -> Op:
-    module: Any = site.module  # nn.ZeroPad2d and its kin, or None for the function
+    module: Any = site.module  # nn.ZeroPad2d and similar, or None for the function
     amounts = tuple(site.argument(1, "pad", ()) if module is None else module.padding)
     constant = module is not None or site.argument(2, "mode", "constant") == "constant"
     zeros = constant and (site.argument(3, "value", None) if module is None else module.value) in (None, 0)
@@ -93,7 +93,7 @@ def pad(site: Site) -> Op:
     before, after = amounts[first : first + 2] or (0, 0)
     spatial = any(amounts[:first])
     if not (before or after):
-        # Reflected or repeated borders hold the channel's own values; a constant border differs from what it surrounds.
+        # Reflected or replicated borders hold the channel's own values; a constant border differs from the channel.
         uneven = Pass(zero=ZERO if zeros else LIVE, const=LIVE)
         return site.op(uneven if constant else Pass())
     if spatial or any(amounts[first + 2 :]) or not zeros or min(before, after) < 0:
@@ -118,7 +118,7 @@ def pixel_unshuffle(site: Site) -> Op:
 
 
 def assign(site: Site) -> Op:
-    """x[key] = values: of a number along the map, channel by channel; anything else reads whole values."""
+    """x[key] = values: a number assigned along the map works channel by channel; others read complete values."""
     key: Any = site.node.args[1]
     values: Any = site.node.args[2]
     keys = key if isinstance(key, tuple) else (key,)

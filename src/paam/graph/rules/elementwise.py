@@ -1,4 +1,4 @@
-"""Channel rules of operations without weights: one channel in, the same channel out; and sums of several."""
+"""Channel rules of operations without weights: one channel in, the same channel out; and sums of several values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paam.graph.rules.site import Op, Site
 
 
 def pointwise(site: Site, x: fx.Node | None = None) -> Op:
-    """Any function of single values: what it maps zero to is found by applying it to zero."""
+    """Any elementwise function: the result for zero is found by applying it to zero."""
     if len(tensors := _tensors(site)) > 1:
         return _joint(site, *tensors, zero_wins=False)
     x = x or tensors[0]
@@ -33,9 +33,9 @@ def _tensors(site: Site) -> list[fx.Node]:
 
 
 def _of_zeros(site: Site, inputs: Sequence[fx.Node]) -> tuple[np.int8, np.int8]:
-    """What a function of single values makes of zeros and of constants.
+    """The states that an elementwise function returns for zeros and for constants.
 
-    Where it reads sizes, what it makes of a constant depends on the size of the image or the batch.
+    If it reads sizes, the result for a constant depends on the size of the image or the batch.
     """
     if is_random(site.node):
         return LIVE, LIVE
@@ -60,7 +60,7 @@ def _of_zeros(site: Site, inputs: Sequence[fx.Node]) -> tuple[np.int8, np.int8]:
 
 
 def apply_to(site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """What the operation makes of other arguments than those in the graph."""
+    """The operation's result for arguments other than those in the graph."""
     if site.module is not None:
         result = site.module(*args, **kwargs)
     elif site.node.op == "call_method":
@@ -78,7 +78,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def functional_norm(site: Site) -> Op:
-    """F.batch_norm with statistics and offsets of its own: all have the channels of the input's second axis."""
+    """F.batch_norm with explicit statistics and offsets: all have the channels of the input's second axis."""
     tensors = _tensors(site)
     if site.axis(site.x) != 1 or len({site.width(node) for node in tensors}) > 1:
         return barrier(site)
@@ -95,7 +95,7 @@ def unchanged(site: Site) -> Op:
 
 
 def dropout(site: Site) -> Op:
-    """A function that drops values if its argument says so: a flag that follows the mode, or False, or a plain True."""
+    """A function that drops values depending on its argument: a flag that follows the mode, or False, or True."""
     target: Any = site.node.target
     always = target in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
     if site.argument(2, "train" if target is torch.dropout else "training", always) is not True:
@@ -128,7 +128,7 @@ def divide(site: Site) -> Op:
 
 
 def _joint(site: Site, *operands: Any, zero_wins: bool) -> Op:
-    """A function of several values with equally numbered channels, some of which may be plain or broadcast."""
+    """A function of several values with corresponding channels, some of which may be numbers or broadcast."""
     sides = [side for side in operands if isinstance(side, fx.Node) and side.name in site.shapes]
     if len(sides) == 1 and len(_tensors(site)) == 1:
         return pointwise(site, sides[0])
@@ -143,14 +143,14 @@ def _joint(site: Site, *operands: Any, zero_wins: bool) -> Op:
 
 
 def _from_end(site: Site, side: fx.Node) -> int:
-    """The axis of a value's channels counted from the end, as broadcasting does."""
+    """A value's channel axis counted from the end, as in broadcasting."""
     return site.axis(side) - len(site.shape(side))
 
 
 def _fits(site: Site, side: fx.Node, axis: int) -> bool:
-    """Whether all that a value has along the result's channel axis, counted from the end, are its own channels.
+    """Whether a value's axis at the result's channel axis, counted from the end, holds just its own channels.
 
-    Otherwise it varies along that axis without being cut there, or its channels lie along another axis of the result.
+    Otherwise it varies along that axis without being cut there, or its channels are on another axis of the result.
     """
     place = axis + len(site.shape(side))
     along = site.shape(side)[place] if place >= 0 else 1
@@ -160,28 +160,28 @@ def _fits(site: Site, side: fx.Node, axis: int) -> bool:
 
 
 def barrier(site: Site) -> Op:
-    """An operation that mixes channels, or moves them in ways not followed here: it reads whole values."""
+    """An operation that mixes channels, or moves them in an unsupported way: it reads complete values."""
     return _all_read(site, opaque=False)
 
 
 def made(site: Site) -> Op:
-    """A tensor that is made of sizes alone: nothing of it is ever removed, any axis may count as its channels'."""
+    """A tensor computed from sizes alone: nothing of it is ever removed, so any axis can be its channel axis."""
     shape = site.shape()
     long = [axis for axis, size in enumerate(shape) if size > 1] or [max(len(shape) - 1, 0)]
     return Op(site.node, Given(shape[long[-1]] if shape else 1), (), long[-1])
 
 
 def left_alone(site: Site) -> Op:
-    """What the user has named in ``ignore``: it reads whole values, and nothing in it changes."""
+    """A part that the user has named in ``ignore``: it reads complete values, and nothing in it changes."""
     return _all_read(site, opaque=True)
 
 
 def part_of_several(site: Site, source: fx.Node) -> Op:
-    """One of the values that an operation returns, which reads whole values: attention, or a standard deviation."""
+    """One of several outputs of an operation that reads complete values: attention, or a standard deviation."""
     op = _all_read(site, source, opaque=source.op == "call_module")
     if source.op != "call_module":
         return op
-    # What the module holds is counted with the first of its values.
+    # The module's parameters are counted with the first of its outputs.
     module = site.traced.modules[str(source.target)]
     first = next(user for user in source.users if user.name in site.shapes)
     return dataclasses.replace(op, module=module) if first is site.node else op
@@ -198,7 +198,7 @@ def _all_read(site: Site, call: fx.Node | None = None, *, opaque: bool) -> Op:
 
 
 def functional_convolution(site: Site) -> Op:
-    """F.conv2d with tensors of its own: depthwise, channel by channel, as filters that blur; any other reads all."""
+    """F.conv2d with computed weights: depthwise, such as a blur, works channel by channel; any other reads all."""
     tensors = [node for node in site.node.all_input_nodes if node.name in site.shapes]
     groups = site.argument(6, "groups", 1)
     number = site.traced.numbers[groups.name] if isinstance(groups, fx.Node) else groups
@@ -209,9 +209,9 @@ def functional_convolution(site: Site) -> Op:
 
 
 def stored(site: Site) -> Op:
-    """A parameter or buffer that the model reads by itself: its channels are its one axis that is longer than 1.
+    """A parameter or buffer that the model reads directly: its channel axis is its only axis longer than 1.
 
-    Of several such axes any may count as theirs: where it is not what others take for channels, all are read.
+    If there are several such axes, any will do: where it is not the channel axis of other values, all are read.
     """
     shape = site.shape()
     if not shape:  # a single number for all channels
@@ -219,7 +219,7 @@ def stored(site: Site) -> Op:
     long = [axis for axis, size in enumerate(shape) if size > 1] or [len(shape) - 1]
     is_filter = any(user.target in CONVOLVE for user in site.node.users)
     axis = long[0] if is_filter or (len(shape) > 3 and shape[0] == 1) else long[-1]
-    # What forward() makes of nothing is written in the model's own code, and cannot be cut there.
+    # Constants created in forward() are defined by the model's own code, and cannot be cut there.
     return Op(site.node, Stored(shape[axis]), (), axis, literal=str(site.node.target).startswith(CONSTANT))
 
 

@@ -1,4 +1,4 @@
-"""What a recorded torch function is called in a graph: x + y, x.add(y) and x.add_(y) are one operation."""
+"""Canonical form of recorded torch functions in a graph: x + y, x.add(y) and x.add_(y) are one operation."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ REFLECTED: dict[str, Callable[..., Any]] = {
 
 
 def copied_into(values: Tensor, x: Tensor) -> Tensor:
-    """What x holds after x.copy_(values)."""
+    """The value of x after x.copy_(values)."""
     return values.expand_as(x).to(x.dtype)
 
 
 def assigned(x: Tensor, key: Any, values: Any) -> Tensor:
-    """What x holds after x[key] = values."""
+    """The value of x after x[key] = values."""
     changed = x.clone()
     changed[key] = values
     return changed
@@ -43,7 +43,7 @@ FILLS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "fill": (torch.full_like, (0, 1)),
     "zero": (torch.zeros_like, (0,)),
 }
-"""What x.copy_(y) and its kin make of x: a function, and which of their arguments it takes."""
+"""Out-of-place forms of x.copy_(y) and similar: a function, and which of the call's arguments it takes."""
 RANDOM = frozenset(
     (
         *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli"),
@@ -57,13 +57,13 @@ READS_VALUES = frozenset(
         *("allclose", "__array__", "__nonzero__", "bincount", "histc", "nms"),
     )
 )
-"""What turns values of tensors into plain numbers, or into tensors whose size depends on them."""
+"""Functions that turn tensor values into Python numbers, or into tensors with a data-dependent shape."""
 
 
 class Called(NamedTuple):
     """``op`` and ``target`` of a node, and its arguments.
 
-    ``in_place``: the first of them is changed; of :func:`copied_into` the second.
+    ``in_place``: the first argument is changed; for :func:`copied_into` the second.
     """
 
     op: str
@@ -87,7 +87,7 @@ def is_method(func: Any) -> bool:
 
 
 def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Called:
-    """What a call is in the graph, in its copying form."""
+    """The out-of-place form of a call in the graph."""
     name: str = getattr(func, "__name__", str(func))
     if name == "__setitem__":
         return Called("call_function", assigned, args, kwargs, True)
@@ -116,7 +116,7 @@ def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Called:
 
 
 def property_as_call(name: str, x: Tensor) -> tuple[str, Any, tuple[Any, ...]] | None:
-    """Attributes that are operations: x.T, x.mT, x.data. None for facts such as x.dtype."""
+    """Attributes that are operations: x.T, x.mT, x.data. None for metadata such as x.dtype."""
     if name == "mT" or (name == "T" and x.dim() == 2):
         return "call_function", torch.transpose, (x, -2, -1)
     if name == "data":
@@ -136,7 +136,7 @@ def taken_apart(
     split_size: Any = None,
     split_size_or_sections: Any = None,
 ) -> tuple[Tensor, Any, int]:
-    """What x.chunk(3, 1), x.split(8, 2) and x.unbind(1) take apart, into how many or how large parts, and where."""
+    """What x.chunk(3, 1), x.split(8, 2) and x.unbind(1) split: the tensor, number or size of the parts, and axis."""
     if name == "unbind":
         return input, 1, dim if into is None else into
     given = (into, chunks, split_size, split_size_or_sections)

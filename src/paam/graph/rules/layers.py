@@ -31,17 +31,17 @@ def convolution(site: Site) -> Op:
 
 
 def kind_of(layer: nn.Module) -> type:
-    """The class of a layer, without what torch's parametrizations add to it."""
+    """The class of a layer, without the subclass that torch's parametrizations insert."""
     return type(layer).__mro__[1] if is_parametrized(layer) else type(layer)
 
 
 def _padding(conv: Any) -> bool:
-    """Whether zero padding makes constants uneven."""
+    """Whether zero padding makes constants spatially uneven."""
     if conv.padding == "same":
         padded = any((k - 1) * d > 0 for k, d in zip(conv.kernel_size, conv.dilation, strict=True))
     else:
         padded = conv.padding != "valid" and any(conv.padding)
-    # Every other padding mode repeats values of the channel itself, and so leaves a constant channel constant.
+    # All other padding modes repeat values of the channel itself, so a constant channel stays constant.
     return bool(padded and conv.padding_mode == "zeros")
 
 
@@ -50,18 +50,18 @@ def transposed_convolution(site: Site) -> Op:
     if (along := _along_channels(site)) is not None:
         return along
     own = kind_of(conv) not in TRANSPOSED
-    # Neighbouring outputs receive from different numbers of inputs: a constant does not stay one, as if it were padded.
+    # Adjacent outputs sum over different numbers of inputs: constants become uneven, as with padding.
     flow = Mix(conv.in_channels, conv.out_channels, conv.groups, conv.bias is not None, True, True, own=own)
     return _tried(site, flow) if own else site.op(flow, axis=1)
 
 
 def _along_channels(site: Site) -> Op | None:
-    """A layer for which our channels are positions, as a 1-d convolution over neighbouring channels: it reads them all.
+    """A layer that uses our channels as positions, such as a 1-d convolution along the channels: it reads them all.
 
-    None for the ordinary layer, which reads our channels as its own.
+    None for the normal case, in which the layer's channels are ours.
     """
     layer: Any = site.module
-    # In this order: reading a parametrized weight moves the vectors of a spectral norm in training.
+    # This order matters: reading a parametrized weight updates a spectral norm's vectors in training.
     if not is_parametrized(layer, "weight") and not isinstance(getattr(layer, "weight", None), nn.Parameter):
         raise site.refusal("its weight is computed from other tensors; remove the reparametrisation first")
     own = len(site.shape(site.x)) - 1 if isinstance(layer, nn.Linear) else 1
@@ -98,18 +98,18 @@ def instance_norm(site: Site) -> Op:
 
 
 def channel_offset(site: Site) -> Op:
-    """What an earlier pruning has left behind: one number added to each channel."""
+    """A layer added by an earlier pruning: one number added to each channel."""
     return site.op(Pass(zero=CONST))
 
 
 def mixing_norm(site: Site) -> Op:
-    """Norms that read all channels, or groups of them: what they read is made whole again."""
+    """Norms over all channels, or over groups of them: their input must be complete."""
     own = [node for node in site.node.all_input_nodes if node is not site.x and node.name in site.axes]
     return site.op(Whole(site.width(site.x)), site.x, *own)
 
 
 def _tried(site: Site, flow: Mix) -> Op:
-    """The flow of somebody's own convolution or linear layer, found by trying. One that cannot be cut reads wholes."""
+    """The flow of a custom convolution or linear layer, found by trials. One that cannot be cut reads all channels."""
     layer: Any = site.module
     found = flow_by_trying(layer, flow, _trial_shape(site, flow), site.tried)
     axis = len(site.shape(site.x)) - 1 if isinstance(layer, nn.Linear) else 1
@@ -117,7 +117,7 @@ def _tried(site: Site, flow: Mix) -> Op:
 
 
 def _trial_shape(site: Site, flow: Mix) -> tuple[int, ...]:
-    """The smallest shape that the layer takes."""
+    """The smallest shape that the layer accepts."""
     layer: Any = site.module
     shape = site.shape(site.x)
     if isinstance(layer, nn.Linear):

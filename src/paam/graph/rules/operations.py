@@ -1,4 +1,4 @@
-"""Operations of one kind, by what the graph calls them: module classes, functions, names of tensor methods."""
+"""Operations grouped by kind, as they appear in the graph: module classes, functions, names of tensor methods."""
 
 from __future__ import annotations
 

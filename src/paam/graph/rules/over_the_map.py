@@ -1,4 +1,4 @@
-"""Channel rules of operations over the map: pooling, up-sampling, means and norms along some of the axes."""
+"""Channel rules of operations over the map: pooling, upsampling, means and norms along some of the axes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from paam.graph.rules.site import Op, Site
 
 
 def over_the_map(site: Site) -> Op:
-    """Pooling, up-sampling, borders: anything but the last axes counts as channels."""
+    """Pooling, upsampling, padding: all axes but the last ones count as channels."""
     return site.op(Pass()) if _before_the_map(site) else site.whole()
 
 
 def _before_the_map(site: Site) -> bool:
-    """Whether the channels lie before the axes that a function works on, of which its name says how many there are."""
+    """Whether the channel axis precedes the axes that a function works on; their number is part of its name."""
     target: Any = site.node.target
     name = type(site.module).__name__ if site.module is not None else getattr(target, "__name__", str(target))
     dims = re.search(r"[123](?=d$)", name)
@@ -28,7 +28,7 @@ def _before_the_map(site: Site) -> bool:
 
 
 def prelu(site: Site) -> Op:
-    """A slope for each channel of the second axis, or one for all."""
+    """One slope per channel of the second axis, or one for all."""
     layer: Any = site.module
     return site.op(Pass()) if layer.num_parameters == 1 or site.axis(site.x) == 1 else site.whole()
 
@@ -42,7 +42,7 @@ def average_pool(site: Site) -> Op:
     padded = any(padding) if isinstance(padding, tuple | list) else bool(padding)
     rounds_up = site.argument(4, "ceil_mode", False) if pool is None else pool.ceil_mode
     divisor = site.argument(6, "divisor_override", None) if pool is None else getattr(pool, "divisor_override", None)
-    # A window that reaches beyond the map sums fewer values, and with a fixed divisor averages to something else.
+    # A window that reaches beyond the map sums fewer values, so with a fixed divisor its average differs.
     uneven = (padded and counts) or (divisor is not None and (padded or rounds_up))
     return site.op(Pass(const=LIVE if uneven else CONST))
 
@@ -50,15 +50,15 @@ def average_pool(site: Site) -> Op:
 def reduction(site: Site, call: fx.Node | None = None) -> Op:
     """mean, sum, amax over the map: a constant channel becomes another constant. Over channels, all are read.
 
-    ``call``: the node that holds the arguments, where it is not the site's own.
+    ``call``: the node with the arguments, if it is not the site's own.
     """
     call = call or site.node
     arguments = dataclasses.replace(site, node=call)
     x = arguments.x
-    second = 2 if call.target in (torch.norm, "norm") else 1  # a norm's order comes first
+    second = 2 if call.target in (torch.norm, "norm") else 1  # a norm's order is the argument before
     dims = arguments.argument(second, "dim", None)
     dims = fx.map_arg(dims, lambda node: site.traced.numbers[node.name])
-    if isinstance(dims, bool):  # of torch.var(x, False): whether it is corrected for the mean
+    if isinstance(dims, bool):  # torch.var(x, False): this is ``unbiased``, not ``dim``
         dims = None
     dims = (dims,) if isinstance(dims, int) else dims
     shape, axis = site.shape(x), site.axis(x)
@@ -66,7 +66,7 @@ def reduction(site: Site, call: fx.Node | None = None) -> Op:
     keepdim = len(site.shape()) == len(shape)
     if axis in reduced:
         return site.read_whole(x, axis=axis if keepdim else None)
-    # A sum of equal numbers depends on how many there are, and images may have another size than the example.
+    # A sum of equal numbers depends on how many there are, and image sizes may differ from the example's.
     const = LIVE if call.target in SUMS else CONST
     return site.op(Pass(const=const), x, axis=axis - (0 if keepdim else sum(d < axis for d in reduced)))
 
@@ -75,16 +75,16 @@ SUMS = (torch.sum, "sum", torch.norm, "norm")
 
 
 def normalize(site: Site) -> Op:
-    """Scaled to length 1 along an axis, the channels' by default."""
+    """Scales to unit length along an axis, by default the channel axis."""
     dim = site.argument(2, "dim", 1) % len(site.shape(site.x))
     return site.op(Whole(site.width(site.x)) if dim == site.axis(site.x) else Pass(const=LIVE))
 
 
 def softmax(site: Site) -> Op:
-    """Over channels it reads them all."""
+    """A softmax over channels reads all of them."""
     dim = site.module.dim if site.module is not None else site.argument(1, "dim", None)
     if not isinstance(dim, int):
         raise site.refusal("its dim is not given")
     dim %= len(site.shape(site.x))
-    # Over the map, what becomes of a constant depends on the size of the image.
+    # Over the map, the result for a constant depends on the size of the image.
     return site.op(Whole(site.width(site.x)) if dim == site.axis(site.x) else Pass(zero=LIVE, const=LIVE))

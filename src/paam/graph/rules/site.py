@@ -1,4 +1,4 @@
-"""One operation of the graph: what a channel rule may look at, and what it returns."""
+"""One operation of the graph: the inputs and the result of a channel rule."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Op:
     axis: int
     module: nn.Module | None = None
     sized: bool = False
-    """The operation is given the number of channels, as in x.view(-1, 512) or x.view(n, y.shape[1])."""
+    """The operation takes the number of channels as an argument: x.view(-1, 512) or x.view(n, y.shape[1])."""
     literal: bool = False
-    """It is given as a number that the model's code holds, or computes from others."""
+    """That argument is a literal in the model's code, or computed from others."""
     size_of: fx.Node | None = None
-    """It is given as the number of channels of this value."""
+    """That argument is the number of channels of this value."""
     counted: bool = False
-    """Something else than a view of it reads how many channels the value has."""
+    """The number of channels of the value is read by something other than a view of it."""
     shared: str | None = None
-    """The layer or parameter that this operation uses, where others use it too: all of them must cut it alike."""
+    """The layer or parameter that this operation shares with others: all of them must cut it the same way."""
     stretched: frozenset[fx.Node] = frozenset()
-    """Inputs along whose channels' axis the map lies, too: no index map may stand there (stretch.py)."""
+    """Inputs whose channel axis also contains the map: no index map is possible there (stretch.py)."""
 
     @property
     def name(self) -> str:
@@ -54,10 +54,10 @@ def size_of(size: fx.Node) -> fx.Node | None:
 
 @dataclass(frozen=True)
 class Tangle:
-    """A value in which channels lie across several axes, as between the two views of a channel shuffle.
+    """A value whose channels span several axes, as between the two views of a channel shuffle.
 
-    ``numbers`` and ``places``: for every element, of which channel of ``origin`` it is, and where in that channel it
-    stood; of the value's own shape. ``first``: the node at which channels spread.
+    ``numbers`` and ``places`` have the value's shape: for every element, its channel of ``origin``, and its position in
+    that channel. ``first``: the node where channels first span several axes.
     """
 
     origin: fx.Node
@@ -67,7 +67,7 @@ class Tangle:
 
 
 class TangleError(Exception):
-    """An operation reads channels that lie across several axes: they must be made whole where they spread."""
+    """An operation reads channels that span several axes: the value must be complete where they first do."""
 
     def __init__(self, first: fx.Node) -> None:
         super().__init__(first.name)
@@ -76,7 +76,7 @@ class TangleError(Exception):
 
 @dataclass(frozen=True)
 class Site:
-    """What a rule may look at: the node, its module, the trace, and the channel axes and tangles found so far."""
+    """The context of a rule: the node, its module, the trace, and the channel axes and tangles found so far."""
 
     node: fx.Node
     module: nn.Module | None
@@ -84,11 +84,11 @@ class Site:
     axes: dict[str, int]
     tangles: dict[str, Tangle]
     spread: set[fx.Node]
-    """Reshapings whose input must be whole, since something reads what they make of it."""
+    """Reshapes whose input must be complete, because their output is read."""
     shared: frozenset[str]
-    """Layers and parameters that hold a tensor in common with others: they are not cut."""
+    """Layers and parameters that share a tensor with others: they are not cut."""
     tried: dict[Any, Any]
-    """What was found out about somebody's own layers by trying."""
+    """Results of trials of custom layers."""
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -106,7 +106,7 @@ class Site:
         return node
 
     def argument(self, position: int, name: str, default: Any) -> Any:
-        """An argument by its place or its name, or by the name that numpy has for it."""
+        """An argument by position or name, or by numpy's name for it."""
         args, kwargs = self.node.args, self.node.kwargs
         return args[position] if len(args) > position else kwargs.get(name, kwargs.get(ALIASES.get(name, ""), default))
 
@@ -122,7 +122,7 @@ class Site:
         return self.shape(node)[self.axis(node)] if self.shape(node) else 1
 
     def op(self, flow: Flow, *inputs: fx.Node, axis: int | None = None, size: Any = -1) -> Op:
-        """``size``: the number of channels that the operation is given, or a node that computes it, or -1."""
+        """``size``: the number of channels passed to the operation, or a node that computes it, or -1."""
         inputs = inputs or (self.x,)
         axis = self.axis(inputs[0]) if axis is None else axis
         sized = isinstance(size, fx.Node) or size != -1
@@ -130,23 +130,23 @@ class Site:
         return Op(self.node, flow, inputs, axis, self.module, sized, sized and source is None, source)
 
     def whole(self, x: fx.Node | None = None) -> Op:
-        """An operation that takes our channels for something else, positions, say: it reads them all, and is not cut.
+        """An operation that uses the channel axis as something else, such as positions: it reads all, and is not cut.
 
-        Nothing of the result is ever removed, so that any axis may count as its channels'.
+        Nothing of the result is ever removed, so that any axis can be its channel axis.
         """
         x = x or self.x
         same = len(self.shape()) == len(self.shape(x))
         return self.read_whole(x, opaque=True, axis=self.axis(x) if same else None)
 
     def read_whole(self, *inputs: fx.Node, opaque: bool = False, axis: int | None = None) -> Op:
-        """An operation that reads whole values. ``axis``: what had better count as the channels' axis of its result."""
+        """An operation that reads complete values. ``axis``: preferred channel axis of its result."""
         axis = self.free_axis(axis)
         return self.op(Whole(self.shape()[axis] if self.shape() else 1, opaque), *inputs, axis=axis)
 
     def free_axis(self, wish: int | None = None) -> int:
-        """An axis of a result of which nothing is ever removed: any may count as its channels'.
+        """A channel axis for a result that is never cut: any axis will do.
 
-        Best is that which is read next; it must not be the batch's, which has another length at every call.
+        Prefer the one that is read next; never the batch axis, whose length differs from call to call.
         """
         shape, growth = self.shape(), self.traced.growth(self.node)
         last = any(_reads_last(self.traced, user) for user in self.node.users)
@@ -173,7 +173,7 @@ def _reads_last(traced: Traced, user: fx.Node) -> bool:
 
 LAST_AXIS = (nn.Linear, nn.LayerNorm)
 ALIASES = {"dim": "axis", "keepdim": "keepdims", "other": "x2", "input": "x"}
-"""What torch accepts for the names of arguments, after numpy."""
+"""numpy's argument names that torch accepts too."""
 
 
 def _own_line(node: fx.Node) -> str:

@@ -1,8 +1,8 @@
-"""Values whose channels' axis is as long as the map is large, as behind ``y.flatten(1)``, and what that forbids.
+"""Values whose channel axis grows with the map, as after ``y.flatten(1)``, and the restrictions that follow.
 
-An index map and constants hold one number for each channel of the example. Along such an axis they would pick other
-values of a larger image. So what would need them reads whole values instead, and so does all that leads to it from
-the flattening on: channels are filled in before they are flattened, where their number is known.
+Index maps and constants have one number for each channel of the example. Along such an axis they would pick other
+values for a larger image. So operations that would need them read complete values instead, and so does everything
+between the flattening and them: channels are filled in before the flattening, where their number is known.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FLATTENING = ("flatten", torch.flatten, "view", "reshape", torch.reshape, "ravel
 
 
 def with_stretched(ops: Sequence[Op], shapes: Mapping[str, Shape]) -> tuple[Op, ...]:
-    """The operations, each with those of its inputs that are longer in a larger image."""
+    """The operations, each with those of its inputs that are longer for a larger image."""
     found = _stretched(ops, shapes, fixed=frozenset())
     if not found:
         return tuple(ops)
@@ -35,7 +35,7 @@ def with_stretched(ops: Sequence[Op], shapes: Mapping[str, Shape]) -> tuple[Op, 
 
 
 def filled_before(settled: Sequence[Settled]) -> list[Op] | None:
-    """The operations anew, where an index map would stand behind a flattening: those that lead there read wholes."""
+    """Revised operations if an index map would follow a flattening: those that lead to it read complete values."""
     whole: set[fx.Node] = set()
     for step in reversed(settled):
         op = step.op
@@ -64,17 +64,17 @@ def _stretched(ops: Sequence[Op], shapes: Mapping[str, Shape], fixed: frozenset[
 
 
 def _begins(op: Op, shapes: Mapping[str, Shape]) -> bool:
-    """Whether the map comes to lie along the channels' axis here, or may."""
+    """Whether the map becomes part of the channel axis here, or may."""
     if isinstance(op.flow, Given):
         return True
     if not op.inputs or not shapes[op.name]:
         return False
     before, after, axis = shapes[op.inputs[0].name], shapes[op.name], op.axis
-    if isinstance(op.flow, Whole):  # any axis of what it makes may count as its channels'
+    if isinstance(op.flow, Whole):  # any axis of its result may be the channel axis
         return before != after
     if isinstance(op.flow, Flatten):
         return len(before) > len(after)
-    # Of a map of one pixel: a larger one has more of them.
+    # Even for a 1x1 map: with a larger image it has more pixels.
     flattens = isinstance(op.module, nn.Flatten) or (op.module is None and op.node.target in FLATTENING)
     return isinstance(op.flow, Pass) and flattens and len(before) > len(after) == axis + 1
 
@@ -87,7 +87,7 @@ def _hands_on(op: Op, shapes: Mapping[str, Shape], found: set[fx.Node]) -> bool:
 
 
 def _alike(op: Op, shapes: Mapping[str, Shape]) -> list[fx.Node]:
-    """The inputs that are longer when the result is: one channel may serve all others of a product."""
+    """The inputs that are longer when the result is: an operand with one channel may be broadcast in a product."""
     if isinstance(op.flow, Zip):
         return [node for node, width in zip(op.inputs, op.flow.widths, strict=True) if width == op.flow.width]
     if isinstance(op.flow, Whole):
@@ -96,7 +96,7 @@ def _alike(op: Op, shapes: Mapping[str, Shape]) -> list[fx.Node]:
 
 
 def _fixed(ops: Sequence[Op], shapes: Mapping[str, Shape], found: set[fx.Node]) -> frozenset[fx.Node]:
-    """Values that have one length alone: a layer that reads them wants it, or they join one whose length is known."""
+    """Values of fixed length: read by a layer that requires it, or joined with a value of known length."""
     fixed: set[fx.Node] = set()
     for op in reversed(ops):
         if isinstance(op.flow, Mix) or _has_numbers_for_each(op, shapes):
@@ -108,7 +108,7 @@ def _fixed(ops: Sequence[Op], shapes: Mapping[str, Shape], found: set[fx.Node]) 
 
 
 def _has_numbers_for_each(op: Op, shapes: Mapping[str, Shape]) -> bool:
-    """Whether a norm, say, holds a number for each channel."""
+    """Whether a layer such as a norm has one parameter per channel."""
     if op.module is None or not shapes.get(op.name) or not isinstance(op.flow, Pass | Whole):
         return False
     if isinstance(op.flow, Whole) and op.flow.opaque:

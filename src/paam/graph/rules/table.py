@@ -1,8 +1,8 @@
-"""One table: operation -> how channels flow through it. What is not in the table is refused by name and place.
+"""One table: operation -> how channels flow through it. Unknown operations are refused, with their name and location.
 
-A rule is a function of a :class:`Site` (one node of the graph, with shapes and channel axes at hand) that returns
-an :class:`Op`. To teach paam an operation, write its rule and enter it under the module class, the function, or the
-name of the tensor method, and give it a case in tests/graph/test_networks.py.
+A rule is a function of a :class:`Site` (one node of the graph, with its shapes and channel axes) that returns an
+:class:`Op`. To support a new operation, write its rule, register it under the module class, the function, or the name
+of the tensor method, and add a case for it to tests/graph/test_networks.py.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ RULES: dict[Any, Rule] = {
 
 
 def register_rule(operation: Any, rule: Rule) -> None:
-    """Say how channels flow through an operation that has no rule: a torch function, or the name of a tensor's method.
+    """Register the channel rule of an unsupported operation: a torch function, or the name of a tensor method.
 
-    ``rule`` returns what a :class:`Site` makes of it: ``lambda site: site.op(Pass(LIVE, LIVE))`` where each channel
-    depends on itself alone (see :mod:`paam.graph.flows`). A rule that raises is refused where it is used; one that is
-    wrong, where a network is compacted.
+    ``rule`` returns an operation made by a :class:`Site`: ``lambda site: site.op(Pass(LIVE, LIVE))`` if each channel
+    depends only on itself (see :mod:`paam.graph.flows`). A rule that raises is refused when it is used; a wrong rule is
+    refused when a network is compacted.
     """
     if operation in RULES:
         raise RecipeError(f"There is a rule for {operation} already.")
@@ -102,7 +102,7 @@ def register_rule(operation: Any, rule: Rule) -> None:
 
 
 def bind(traced: Traced) -> tuple[Op, ...]:
-    """Every value of the graph that carries channels, with its flow, in the order of execution."""
+    """Every value of the graph that has channels, with its flow, in execution order."""
     shared = set(_shared(traced))
     while uneven := _used_unevenly(ops := _bind(traced, frozenset(shared))) - shared:
         shared |= uneven
@@ -121,7 +121,7 @@ def bind(traced: Traced) -> tuple[Op, ...]:
 
 
 def _used_unevenly(ops: Sequence[Op]) -> set[str]:
-    """Layers that are called several times, of which one call reads wholes and another does not: none can be cut."""
+    """Layers that are called several times, where one call reads complete values and another does not: never cut."""
     kinds: dict[str, set[bool]] = {}
     for op in ops:
         if (holder := _holder(op)) is not None:
@@ -135,16 +135,16 @@ def _bind(traced: Traced, shared: frozenset[str]) -> list[Op]:
     ops: list[Op] = []
     axes: dict[str, int] = {}
     tangles: dict[str, Tangle] = {}
-    before: list[int] = []  # how many operations there are before each node
+    before: list[int] = []  # number of operations before each node
     place = 0
     while place < len(nodes):
         node = nodes[place]
         before[place:] = [len(ops)]
         try:
             if node.op == "output":
-                returned = [value for value in node.all_input_nodes if not is_fact(value)]  # sizes are computed anew
+                returned = [value for value in node.all_input_nodes if not is_fact(value)]  # sizes are recomputed
                 ops += [_output(traced, node, value, axes, tangles) for value in returned]
-            elif node.name in traced.shapes:  # others are sizes and numbers, computed anew from the smaller tensors
+            elif node.name in traced.shapes:  # others are sizes and numbers, recomputed from the smaller tensors
                 module = traced.modules[str(node.target)] if node.op == "call_module" else None
                 site = Site(node, module, traced, axes, tangles, spread, shared, traced.tried)
                 found = _found(site)
@@ -152,13 +152,13 @@ def _bind(traced: Traced, shared: frozenset[str]) -> list[Op]:
                     _check_hooks(site)
                     axes[node.name] = found.axis
                     ops.append(found)
-                elif any(map(is_fact, node.users)):  # its shape must be that of the whole value
+                elif any(map(is_fact, node.users)):  # its shape must be that of the complete value
                     raise TangleError(found.first)
                 else:
                     tangles[node.name] = found
             place += 1
-        except TangleError as reads:  # make the value whole where its channels spread, and go on from there
-            if reads.first in spread:  # or else this would never end
+        except TangleError as reads:  # make the value complete where its channels spread, and restart from there
+            if reads.first in spread:  # otherwise this would loop forever
                 raise GraphError(
                     f"The channels of '{reads.first.name}' spread in a way that is not followed."
                 ) from reads
@@ -172,7 +172,7 @@ def _bind(traced: Traced, shared: frozenset[str]) -> list[Op]:
 
 
 def _found(site: Site) -> Op | Tangle:
-    """What the rule says; where it has not thought of these arguments, the operation reads whole values."""
+    """The rule's result; if the rule does not cover these arguments, the operation reads complete values."""
     try:
         found = _rule(site)(site)
         fits = isinstance(found, Tangle) or _fits(site, found)
@@ -183,7 +183,7 @@ def _found(site: Site) -> Op | Tangle:
     if not fits:
         found = elementwise.barrier(site) if site.module is None else elementwise.left_alone(site)
     if isinstance(found, Op) and site.shape() and site.traced.growth(site.node)[found.axis]:
-        # Nothing can be cut along the batch: it has another length at every call.
+        # The batch axis cannot be cut: its length differs from call to call.
         if not isinstance(found.flow, Source | Given | Whole):
             return site.read_whole(*found.inputs) if found.inputs else elementwise.made(site)
     return found
@@ -198,7 +198,7 @@ def _fits(site: Site, op: Op) -> bool:
 
 
 def _shared(traced: Traced) -> frozenset[str]:
-    """Layers and parameters of the graph that hold the same tensor: none of them can be cut without the others."""
+    """Layers and parameters of the graph that share a tensor: none of them can be cut without the others."""
     owners: dict[Tensor, set[str]] = {}
     for node in traced.graph.nodes:
         if node.op == "get_attr" and node.target != "training":
@@ -211,7 +211,7 @@ def _shared(traced: Traced) -> frozenset[str]:
 
 
 def _check_hooks(site: Site) -> None:
-    """Nothing may change what a layer returns."""
+    """Refuse layers whose output may be changed by hooks or a replaced forward()."""
     node, module = site.node, site.module
     if module is not None and node.name not in site.traced.ignore and node.target not in site.traced.ignore:
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
@@ -236,7 +236,7 @@ def _rule(site: Site) -> Rule:
         return elementwise.left_alone
     if node.op == "get_attr":
         return elementwise.stored
-    if isinstance(site.module, LAYERS):  # anybody's own kind of a known layer is taken for that layer, and tried out
+    if isinstance(site.module, LAYERS):  # a subclass of a known layer is treated like that layer, and checked by trials
         key: Any = next((kind for kind in type(site.module).__mro__ if kind in RULES), None)
     else:
         key = type(site.module) if site.module is not None else node.target
@@ -251,7 +251,7 @@ def _rule(site: Site) -> Rule:
 
 
 def _is_torchs(key: Any) -> bool:
-    """Whether an operation is torch's own, which reads its arguments and nothing else: it may read whole values."""
+    """Whether an operation is torch's own, so that it depends only on its arguments: it may read complete values."""
     if isinstance(key, str):
         return True
     if isinstance(key, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
