@@ -53,7 +53,7 @@ class QuietView:
 
 
 class JsonView(QuietView):
-    """Writes every event as one line, as in the record, to what is standard output at construction."""
+    """Writes every event as one line, as in the record, to the standard output at construction."""
 
     def __init__(self) -> None:
         super().__init__()
