@@ -53,7 +53,7 @@ def epochs_behind(run: Facts, folder: Path) -> str:
 
 
 def _dense_epochs(weights: str, folder: Path) -> int | None:
-    """Epochs of a dense network: the warm-up of a run in the same folder, which saved it in or near its directory."""
+    """Epochs of a dense network: the warm-up of a run in this folder, which saved it in or next to its directory."""
     path = Path(weights)
     run = folder / (path.parent.name if path.name == "dense.safetensors" else path.stem)
     if path.suffix != ".safetensors" or not record_in(run).is_file():

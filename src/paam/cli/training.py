@@ -140,7 +140,7 @@ def _prune(
         from paam.runs.run import run
         from paam.views.tensorboard import TensorBoardView
     resuming = f"{_command(sys.argv[1:])} --resume"
-    # Until the next checkpoint is written, the run still has the hash of the old data.
+    # Until the next checkpoint is written, the run still records the old data.
     from_checkpoint = f"{resuming} --accept-changed-data" if options.get("accept_changed_data") else resuming
     try:
         with contextlib.ExitStack() as views:

@@ -24,7 +24,7 @@ from paam.views.format import NOTHING, setting_text, signed
 
 
 def write_report(records: Sequence[Path], out: Path) -> list[str]:
-    """Write the report of one or more runs, given their record files; returns messages on what could not be shown.
+    """Write the report of one or more runs, given their record files; returns what could not be shown, with the reason.
 
     A run that cannot be read is listed on the page and the others are shown; if none can be read, nothing is written.
     """

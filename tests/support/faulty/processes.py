@@ -78,7 +78,7 @@ def _inside(work: Callable[[], object], folder: Path, fault: Fault | None, said:
 def load_modules(names: Sequence[str]) -> None:
     """Import the modules that a fork loaded, so that later forks inherit them.
 
-    Nothing is computed here: later forks could not continue from that.
+    Nothing is computed here: forks could not continue afterwards.
     """
     for name in names:
         if name.split(".")[0] in ("torch", "paam", "rich", "sympy", "jinja2", "typer", "click", "safetensors"):
