@@ -1,13 +1,13 @@
-"""How long does pruning itself take? paam against torch-pruning 1.6.1 on ten networks, the same share of filters.
+"""How long does pruning itself take? paam against torch-pruning 1.6.1 on ten networks, with the same share of filters.
 
     python benchmarks/against_torch_pruning.py [MODEL ...]
 
-paam: trace and attach gates, plan, compact into a new network. Its checks have columns of their own: what compact()
-takes longer when it checks its own work ("check", with its share of the total), and the comparison of the recording
-with the model itself ("recording"). torch-pruning: build the dependency graph, prune in place; heads are left alone,
-widths are not rounded. Both start from a built network, on one image of 224 x 224, and take turns on one thread;
-medians of 5 of CPU seconds are compared. Extra memory is the growth of the process' peak above what it held before, on
-ResNet-50, each measured in a process of its own.
+paam: trace and attach gates, plan, compact into a new network. Its checks have separate columns: the additional time of
+compact() when it checks its result ("check", with its share of the total), and the comparison of the traced graph with
+the model ("recording"). torch-pruning: build the dependency graph, prune in place; heads are not pruned, widths are not
+rounded. Both start from a built network and one image of 224 x 224, and alternate on one thread; the table compares
+medians of 5 in CPU seconds. Extra memory is the growth of the process' peak above its memory before pruning ResNet-50,
+measured in a separate process each.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CHECKS = ("check", "recording")
 def with_paam(
     model: nn.Module, example: torch.Tensor, seconds: dict[str, float], *, streams: str, check: bool
 ) -> nn.Module:
-    """Every group loses the same share of its filters, as torch-pruning's uniform ratio does."""
+    """Every group loses the same share of its filters, as with torch-pruning's uniform ratio."""
     clock = _Clock(seconds)
     pruner = Pruner(model, example, scorer="free", streams=streams, inplace=True, check=False)
     clock.stop("trace")
@@ -113,7 +113,7 @@ def build(name: str) -> tuple[nn.Module, torch.Tensor]:
 
 
 class Measured:
-    """One network: CPU seconds of every part of every way, what went wrong, parameters left."""
+    """One network: CPU seconds of each step of each way, errors, parameters left."""
 
     def __init__(self, name: str) -> None:
         self.name = name.partition(":")[2]
@@ -135,13 +135,13 @@ class Measured:
             small = WAYS[way](model, self.example, seconds)
             with torch.no_grad():
                 small.eval()(self.example)
-        except Exception as error:  # of anybody's: the table says so
+        except Exception as error:  # any error of either library: reported in the table
             self.wrong[way] = f"{type(error).__name__}: {one_line(error)}"
         self.left[way] = sum(p.numel() for p in small.parameters()) / dense if way not in self.wrong else math.nan
         return seconds
 
     def total(self, way: str) -> float:
-        """Median seconds of the whole, the check apart."""
+        """Median seconds in total, without the checks."""
         totals = [sum(value for part, value in turn.items() if part not in CHECKS) for turn in self.turns[way]]
         return statistics.median(totals) if totals else math.nan
 
@@ -154,7 +154,7 @@ class Measured:
 
 
 def extra_memory(way: str) -> float:
-    """MiB by which one pruning raises the process' peak, after one forward pass has warmed it up."""
+    """MiB by which one pruning raises the process' peak, after one forward pass as warm-up."""
     command = [sys.executable, __file__, "--memory", way]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
@@ -163,21 +163,21 @@ def _measure_memory(way: str) -> None:
     model, example = build(MODELS[0])
     with torch.no_grad():
         model(example)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far (Linux)
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak (Linux)
     before = _memory("VmRSS")
     MEMORY_WAYS[way](model, example, {})
     print((_memory("VmHWM") - before) / 1024)
 
 
 def _memory(what: str) -> int:
-    """KiB of this process: VmRSS now, VmHWM at its peak."""
+    """KiB of this process: VmRSS is current, VmHWM the peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:"))
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # torch-pruning says which parameters it found outside of layers
+    warnings.simplefilter("ignore")  # torch-pruning warns about parameters that belong to no layer
     if "--memory" in sys.argv:
         _measure_memory(sys.argv[sys.argv.index("--memory") + 1])
         return

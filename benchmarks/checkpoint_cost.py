@@ -1,11 +1,11 @@
-"""What checkpoints cost: epochs of ResNet-56 with one before every epoch, against the same epochs without.
+"""Overhead of checkpoints: epochs of ResNet-56 with one before every epoch, against the same epochs without.
 
     python benchmarks/checkpoint_cost.py [--scorer kq] [--phase weight] [--samples 50000] [--device cuda] [--epochs 20]
 
-Data are random images of CIFAR-10's shape: only time is measured. Four ways take turns in one process: no checkpoint,
-only the copy of the state in memory, a file written at once, and a file written as paam does it, a moment later.
-"held up" is the time before the epoch begins; "share" compares whole epochs, the end of the write included, in which
-the writing thread also takes its part of the processor. Files go to --out, by default the folder for temporary ones.
+Data are random images of CIFAR-10's shape: only time is measured. Four ways alternate in one process: no checkpoint,
+only the copy of the state in memory, a file written immediately, and a file written after a short delay, as paam does.
+"held up" is the time before the epoch begins; "share" compares whole epochs, including the end of the write, during
+which the writing thread also uses the processor. Files go to --out, by default the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from paam.train.phase import place_of, total_epochs
 from paam.train.state import engine_state
 
 DELAYS = {"plain": None, "copy": None, "at once": 0.0, "as paam does": checkpoint.DELAY}
-"""Way -> seconds before a file is written, where one is."""
+"""Way -> seconds before a file is written; None if none is."""
 SET_UP = 3
 """Epochs of a phase that are not measured."""
 
 
 def measure(engine: Engine, phase: str, directory: Path) -> None:
-    """Print seconds of epochs, way by way."""
+    """Print seconds of epochs for each way."""
     seconds: dict[str, list[float]] = {way: [] for way in DELAYS}
     held_up: dict[str, list[float]] = {way: [] for way in DELAYS}
     places = [place_of(engine.phases, epoch) for epoch in range(total_epochs(engine.phases))]

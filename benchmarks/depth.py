@@ -1,9 +1,9 @@
-"""Does the cost of pruning grow linearly with depth? CIFAR ResNets from 20 to 1001 layers, independent streams.
+"""Is the cost of pruning linear in depth? CIFAR ResNets from 20 to 1001 layers, independent streams.
 
     python benchmarks/depth.py
 
 Per network: seconds to trace and attach gates, to select a MAC budget, to compact; the last column divides their sum by
-the number of layers. Basic blocks allow 6 n + 2 layers: 1004 stands for the ResNet-1001 of bottleneck blocks.
+the number of layers. Basic blocks allow 6 n + 2 layers: 1004 is in place of the ResNet-1001 of bottleneck blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     example = torch.zeros(1, 3, 32, 32)
     print(json.dumps(environment("cpu")))
     print(f"{'layers':>8}{'attach':>9}{'select':>9}{'compact':>9}{'sum':>9}{'ms per layer':>14}")
-    measure(20, example)  # warms up
+    measure(20, example)  # warm-up
     for depth in DEPTHS:
         times = measure(depth, example)
         total = sum(times)

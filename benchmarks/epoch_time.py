@@ -1,19 +1,19 @@
-"""Seconds per epoch of every phase, side by side in one process, and where the time of a step goes.
+"""Seconds per epoch of every phase, side by side in one process, and a breakdown of a step's time.
 
     python benchmarks/epoch_time.py [--scorers kq,vanilla] [--modes loader,plain,captured,compiled,fused] [--profile]
 
-loader     what everybody writes first: a DataLoader with workers, an eager loop in bfloat16, nothing of paam's engine;
+loader     the naive baseline: a DataLoader with workers, an eager loop in bfloat16, nothing of paam's engine;
            the dense network, the score phase and the weight phase by paam.Pruner (fewer steps, scaled to an epoch)
 plain      paam's engine with capture and compilation off
-captured   one CUDA graph over the step
-compiled   torch.compile inside of it
-fused      kernels of our own inside of it
+captured   one CUDA graph for the step
+compiled   the same with torch.compile
+fused      the same with paam's own kernels
 
-Data are random images of CIFAR-10's shape: only time is measured. Epochs are timed once their phase has been set up,
-and the median of three is shown; the evaluation is not in it. Modes fine-tune the pruned network inside the dense
-one, as the recipes for CIFAR-10 do (train.masked); the loader fine-tunes the compacted one. With fused kernels and KQ
-the other ways follow: compacted, with widths in steps of 8, with tied streams too, and inside the dense network with
-a teacher.
+Data are random images of CIFAR-10's shape: only time is measured. Epochs are timed after the set-up of their phase, and
+the median of three is shown, without the evaluation. Modes fine-tune the pruned network inside the dense one, as the
+recipes for CIFAR-10 do (train.masked); the loader fine-tunes the compacted one. With fused kernels and KQ there are
+further variants: compacted, with widths rounded to multiples of 8, also with tied streams, and inside the dense network
+with a teacher.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ FINETUNES: dict[str, dict[str, dict[str, Any]]] = {
 }
 BATCH = 256
 TIMED = 4
-"""Epochs of each phase: one sets it up, the median of the others is its time."""
+"""Epochs of each phase: the first sets it up, its time is the median of the others."""
 SETTLING = 10
-"""Steps of the loader before the clock starts: autotuning and the workers' start are over then."""
+"""Steps of the loader before the clock starts: by then autotuning and the workers' start are over."""
 LEAST_SAMPLES = BATCH * (SETTLING + 1)
 
 
@@ -71,11 +71,11 @@ def random_split(samples: int) -> Split:
 
 
 SHORT = {"warmup": 0, "score": 1, "weight": 1}
-"""A schedule that only cares for its fine-tune."""
+"""A schedule for benchmarks of the fine-tune."""
 
 
 def make_engine(options: argparse.Namespace, scorer: str, tree: dict[str, dict[str, Any]]) -> Engine:
-    """An engine on random images; ``tree``: sections of its recipe, over the defaults here."""
+    """An engine on random images; ``tree``: sections of its recipe, which override the defaults here."""
     sections: dict[str, dict[str, Any]] = {
         "model": {"name": options.model},
         "prune": {"scorer": scorer},
@@ -103,9 +103,9 @@ def make_engine(options: argparse.Namespace, scorer: str, tree: dict[str, dict[s
 
 
 def time_phases(engine: Engine, device: str, profiled: list[str] | None = None) -> dict[str, float]:
-    """Median seconds per epoch of each phase; its first epoch pays for the set-up and is reported as its own.
+    """Median seconds per epoch of each phase; its first epoch includes the set-up and is reported separately.
 
-    ``profiled``: takes the kernels of a step of each phase, as lines.
+    ``profiled``: list that receives the kernels of a step of each phase, as lines.
     """
     seconds: dict[str, list[float]] = {}
     for epoch in range(total_epochs(engine.phases)):
@@ -116,13 +116,13 @@ def time_phases(engine: Engine, device: str, profiled: list[str] | None = None) 
         wait(device)
         key = f"{phase.name} set-up" if place.first else phase.name
         seconds.setdefault(key, []).append(time.perf_counter() - start)
-        if profiled is not None and len(seconds[key]) == TIMED - 1:  # behind the clock's last look at the phase
+        if profiled is not None and len(seconds[key]) == TIMED - 1:  # after the last timed epoch of the phase
             profiled += profile(engine, phase.name)
     return {key: median(times) for key, times in seconds.items()}
 
 
 class PlainImages(Dataset[tuple[Tensor, int]]):
-    """Crop and flip one image at a time, as a DataLoader's worker does."""
+    """Crops and flips one image at a time, as a DataLoader's worker does."""
 
     def __init__(self, split: Split) -> None:
         assert isinstance(split.images, Tensor)
@@ -139,7 +139,7 @@ class PlainImages(Dataset[tuple[Tensor, int]]):
 
 
 def time_loader(options: argparse.Namespace, scorer: str, steps: int = 40) -> dict[str, float]:
-    """The usual loop around a Pruner, in the phases that it has; seconds per epoch from ``steps`` of them."""
+    """The usual loop around a Pruner, in the phases that apply; seconds per epoch, from ``steps`` of them."""
     device = options.device
     model = build_model(options.model, num_classes=10, in_channels=3).to(device).to(memory_format=torch.channels_last)
     pruner = Pruner(model, torch.zeros(1, 3, 32, 32, device=device), inplace=True, scorer=scorer)
@@ -182,7 +182,7 @@ def time_loader(options: argparse.Namespace, scorer: str, steps: int = 40) -> di
 
 
 def profile(engine: Engine, phase: str) -> list[str]:
-    """Kernels of one replayed step, by kind: milliseconds and how many."""
+    """Kernels of one replayed step by kind: milliseconds and count."""
     step = engine.steps[phase]
     batch = next(iter(engine.batches.epoch(0)))
     activities = [torch.profiler.ProfilerActivity.CUDA]
@@ -224,7 +224,7 @@ KINDS = {
 
 
 def kind_of(kernel: str) -> str:
-    """What a kernel is for, by its name: ours by the whole of it, others by a part."""
+    """The purpose of a kernel by its name: our kernels by full name, others by a substring."""
     theirs = (kind for kind, parts in KINDS.items() if any(part in kernel for part in parts))
     return OURS.get(kernel) or next(theirs, kernel[:70])
 

@@ -1,9 +1,9 @@
-"""What the first steps do to ResNet-56: the strong recipe's warm-up on a CPU, with and without a ramp of the rate.
+"""Damage of the first steps to ResNet-56: the strong recipe's warm-up on a CPU, with and without a learning-rate ramp.
 
     python benchmarks/first_steps.py DATA
 
-Prints, every 30 steps, the loss of the last ten and how many of the 2,032 batch-norm scales have fallen below 0.1 (all
-start at 1). A block whose scales are gone passes its input on unchanged, and weight decay takes what is left.
+Prints, every 30 steps, the mean loss of the last ten and how many of the 2,032 batch-norm scales have fallen below 0.1
+(all start at 1). A block whose scales have vanished passes its input on unchanged, and weight decay removes the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEPS, RATE = 120, 0.1
 
 
 def look(data: str, seed: int, ramp: int) -> None:
-    """``ramp``: epochs over which the rate rises to its full height."""
+    """``ramp``: epochs over which the learning rate rises to its maximum."""
     dataset = load_cifar10(data)
     torch.manual_seed(seed)
     model = build_model("resnet56", num_classes=10, in_channels=3).to(memory_format=torch.channels_last)

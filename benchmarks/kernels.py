@@ -1,9 +1,9 @@
-"""Our kernels against the library's, one layer of ResNet-56 at a time: microseconds per call, medians, one run.
+"""Our kernels against the library's, one layer of ResNet-56 at a time: microseconds per call, medians, one process.
 
     python benchmarks/kernels.py [--search]      --search also times other block sizes than the ones in use
 
-Calls are captured in a CUDA graph of many copies, so that launching them costs nothing; several sets of inputs take
-turns, so that they do not all lie in the cache.
+Calls are captured in a CUDA graph of many copies, so that there is no launch overhead; several sets of inputs
+alternate, so that they are not all in the cache.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from paam.train.cuda.kernels import weight_gradient as weights
 LAYERS = {16: 32, 32: 16, 64: 8}
 """Channels of ResNet-56 -> side of the feature maps."""
 OTHERS = ((11, 32), (40, 16), (64, 32))
-"""Channels and sides that are timed with the same settings, and not searched for."""
+"""Channels and sides that are timed with the same settings, without a search."""
 COPIES = 20
 
 
 def microseconds(call: Callable[[int], object]) -> float:
-    """Of one call; ``call`` is told which set of inputs to take."""
+    """Time of one call; ``call`` gets the index of the set of inputs."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for number in range(3):
@@ -94,7 +94,7 @@ def convolutions(channels: int, side: int, *, search: bool) -> None:
     groups, rows = {16: ((2,), (1, 4, 8, 16)), 32: ((1, 2), (1, 4, 8, 16)), 64: ((1, 2), (1,))}[channels]
     for conv.FORWARD[channels] in itertools.product(groups, (64, 128), (4, 8), rows, (2, 3)):
         group, block_m, warps, *_ = conv.FORWARD[channels]
-        if group * block_m * channels > warps * 2048:  # more sums than registers
+        if group * block_m * channels > warps * 2048:  # more accumulators than registers
             continue
         with contextlib.suppress(OutOfResources):
             there = microseconds(lambda n: conv.convolve(inputs[n], weight))
@@ -105,7 +105,7 @@ def convolutions(channels: int, side: int, *, search: bool) -> None:
     groups = (1, 2) if channels < 64 else (1,)
     for weights.WEIGHT[channels] in itertools.product(groups, (32, 64, 128), (4, 8), (1, 3), (4, 8, 16), (3,)):
         group, _, warps, downs, _, _ = weights.WEIGHT[channels]
-        if downs * group * 4 * channels**2 > warps * 8192:  # more sums than registers
+        if downs * group * 4 * channels**2 > warps * 8192:  # more accumulators than registers
             continue
         with contextlib.suppress(OutOfResources):
             time = microseconds(lambda n: weights.weight_gradient(inputs[n], grads[n], weight))
@@ -115,7 +115,7 @@ def convolutions(channels: int, side: int, *, search: bool) -> None:
 
 
 def _show(what: str, channels: int, found: list[tuple[float, tuple[int, ...]]]) -> None:
-    """The four fastest settings."""
+    """Print the four fastest settings."""
     best = "  ".join(f"{time:.1f} {setting}" for time, setting in sorted(found)[:4])
     print(f"   {what} {channels}: {best}", flush=True)
 

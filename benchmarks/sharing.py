@@ -1,10 +1,10 @@
-"""Several runs on one GPU: epochs of all of them per second, against one run alone, all in one call.
+"""Several runs on one GPU: their total epochs per second, against one run alone, measured in one call.
 
     python benchmarks/sharing.py [--at-once 1,2,3,4] [--epochs 6] [--scorer kq]
 
-Each run is a process of its own, as `paam sweep` starts them, under NVIDIA's MPS where that is installed. Data are
-random images of CIFAR-10's shape: only time is measured. What is timed are epochs of the fine-tune that our recipe for
-CIFAR-10 has, inside the dense network and taught by it, once every run has its graph; the evaluation is not in them.
+Each run is a separate process, as in `paam sweep`, under NVIDIA's MPS if that is installed. Data are random images of
+CIFAR-10's shape: only time is measured. Timed are epochs of the fine-tune of our CIFAR-10 recipe, inside the dense
+network and with it as teacher, after every run has captured its graph; the evaluation is not included.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from paam.train.phase import place_of, total_epochs
 
 TRAINED = {"train": {"masked": True}, "distill": {"weight": 0.7}}
 SETTLING = 2
-"""Epochs of a fine-tune before the clock starts: the first records the graph."""
+"""Epochs of a fine-tune before the clock starts: the first captures the graph."""
 PATIENCE = 600
-"""Seconds. A run that died is not waited for."""
+"""Timeout in seconds, for a run that died."""
 
 
 def train(options: argparse.Namespace, ready: Barrier, found: Any) -> None:
-    """One run: its epochs are counted from when all have settled until all have done theirs."""
+    """One run: its epochs are timed from when all runs are warmed up until all have finished theirs."""
     torch.backends.cudnn.benchmark = True
     schedule = {**SHORT, "finetune": SETTLING + options.epochs}
     engine = make_engine(options, options.scorer, {**TRAINED, "schedule": schedule})
@@ -49,7 +49,7 @@ def train(options: argparse.Namespace, ready: Barrier, found: Any) -> None:
 
 
 def together(options: argparse.Namespace, count: int) -> list[float]:
-    """Seconds that each of so many runs took for its epochs, all of them beginning at once."""
+    """Seconds that each of ``count`` runs took for its epochs, with a simultaneous start."""
     context = multiprocessing.get_context("spawn")
     ready, found = context.Barrier(count), context.Queue()
     processes = [context.Process(target=train, args=(options, ready, found)) for _ in range(count)]

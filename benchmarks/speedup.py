@@ -3,8 +3,8 @@
     python benchmarks/speedup.py                                                    # CPU, batch 8
     python benchmarks/speedup.py --device cuda --batch 256 --bfloat16 --channels-last --compile
 
-All networks take turns in one run. "speed-up" is dense time over pruned time; "of ideal" is that over the ratio of
-MACs: what is missing to 100 % is memory traffic, small layers and, with independent streams, index maps.
+All networks alternate in one process. "speed-up" is dense time over pruned time; "of ideal" is that divided by the
+ratio of MACs: the gap to 100 % is due to memory traffic, small layers and, with independent streams, index maps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paam.runs.environment import environment
 
 
 def pruned(model: nn.Module, example: torch.Tensor, streams: str, keep_macs: float, round_to: int) -> nn.Module:
-    """Random scores: every layer loses about the same share, as a network with no favourite layers would."""
+    """Random scores: every layer loses about the same share, so that no layer is favoured."""
     pruner = Pruner(model, example, scorer="free", streams=streams)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

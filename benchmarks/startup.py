@@ -1,10 +1,10 @@
-"""How long commands that only read take to answer: wall and CPU time of whole processes, against an empty one.
+"""How fast do read-only commands respond? Wall and CPU time of whole processes, against an empty one.
 
     python benchmarks/startup.py [--repeats 15]
 
-All commands take turns, so that they meet the same disturbances; the first round, which fills caches, does not count.
-"over" is the median above that of `python -c pass`. Records are those under results/. CPU time is what an idle machine
-would need about; wall time is more where others compute.
+All commands alternate, so that they see the same load; the first round, which fills caches, does not count. "over" is
+the difference of medians to `python -c pass`. Records are those under results/. CPU time is about what an idle machine
+would need; wall time is larger if other processes compute.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Point the docs' links into the code at the lines of what they name: python tools/point_links.py
+"""Update the line numbers of the docs' links into the code: python tools/point_links.py
 
-A link is `[name](path#L12)`; tests/project/test_docs.py fails when line 12 does not define `name`.
+A link is `[name](path#L12)`; tests/project/test_docs.py fails if line 12 does not define `name`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def pointed(page: Path) -> str:
-    """The page with the line of every such link found anew."""
+    """The page with updated line numbers in all such links."""
 
     def point(link: re.Match[str]) -> str:
         name, target = re.escape(link[1].strip("`")), link[2]

@@ -1,4 +1,4 @@
-"""Draw the README's pictures of the report from the committed records, light and dark: python tools/render_report.py
+"""Render the README's pictures of the report from committed records, light and dark: python tools/render_report.py
 
 Needs Chromium or Chrome on PATH.
 """
@@ -19,10 +19,10 @@ from browser import browser  # noqa: E402 - the tests' own way to a browser
 
 OURS = ("medium-seed1", "medium-seed[02]", "high-seed?", "[!mh]*", "high-l1*")
 FINISHED = (*(f"strong/{name}" for name in OURS), "paper/*")
-"""Twelve rows of a table, the most that have their names in the plane: high-400 is left out."""
+"""Twelve table rows, the maximum for which the plot shows names: high-400 is left out."""
 RECORDS = [path for name in FINISHED for path in sorted(ROOT.glob(f"results/{name}/record.jsonl.gz"))]
 PICTURES = {"layers": ("#run-1 .budget", 1100), "plane": ("#plane", 860)}
-"""Name -> which element of the page, in a window of which width."""
+"""Name -> selector of the element on the page, and window width."""
 
 with tempfile.TemporaryDirectory() as folder, browser() as page:
     report = Path(folder) / "report.html"

@@ -1,1 +1,1 @@
-"""Tables and figures of README.md and docs/, drawn from the records committed under results/: python results/render"""
+"""Tables and figures of README.md and docs/, rendered from the committed records in results/: python results/render"""

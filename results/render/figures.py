@@ -1,6 +1,6 @@
-"""Records -> pictures for the docs: the report's own geometry as SVG that stands alone, light or dark as the reader is.
+"""Records -> figures for the docs: the report's geometry as standalone SVG, in the reader's light or dark scheme.
 
-Every picture brings its own background, so that it stays legible where page and reader disagree about the scheme.
+Every figure has its own background, so that it stays legible if page and reader use different schemes.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from paam.runs.record import read_events
 
 WIDTH = 1000
 MARGIN = 20
-"""Pixels around everything, and AXIS more on the left of a plot."""
+"""Pixels around everything, plus AXIS on the left of a plot."""
 AXIS = 44
 REACH = 5.0
-"""Pre-activations are drawn from minus to plus this."""
+"""Pre-activations are plotted from minus to plus this."""
 
 Part = dict[str, Any]
 
 
 def draw(record: Path) -> dict[str, str]:
-    """File name -> picture, of one run and of the activations."""
+    """File name -> figure, of one run and of the activations."""
     run = gather(record.parent.name, read_events(record))
     pictures: dict[str, Callable[[Facts], str]] = {"layers": layers, "scores": scores, "curves": curves}
     return {f"{name}.svg": picture(run) for name, picture in pictures.items()} | {"activations.svg": activations()}
 
 
 def layers(run: Facts) -> str:
-    """The filters each layer keeps: the budgets that were discovered."""
+    """The filters each layer keeps: the learned budgets."""
     found = budget.budget(run)
     assert found is not None, f"{run.name} has no selection"
     entries = [("kept-inner", "inner layer"), ("removed", "removed (pale part of a bar)")]
@@ -62,7 +62,7 @@ def layers(run: Facts) -> str:
 
 
 def scores(run: Facts) -> str:
-    """Histogram of all scores and their cumulative curve with the threshold, of the first and the last cycle."""
+    """Histogram of all scores and their cumulative curve with the threshold, for the first and the last cycle."""
     data = figures.score_data(run)
     assert data is not None, f"{run.name} has no scores"
     cycles = data["cycles"]
@@ -83,7 +83,7 @@ def scores(run: Facts) -> str:
 
 
 def curves(run: Facts) -> str:
-    """Loss and accuracy over the epochs, the phases shaded."""
+    """Loss and accuracy over the epochs, with shaded phases."""
     plots = figures.curves(run)
     left, width, top, height = MARGIN + AXIS, WIDTH - 2 * MARGIN - AXIS, 114, 190
     parts = []
@@ -97,11 +97,11 @@ def curves(run: Facts) -> str:
 
 
 def activations() -> str:
-    """The four activations of scores, from the code, with the paper's threshold."""
+    """The four activations of scores, computed by the code, with the paper's threshold."""
     threshold = load_recipe("cifar10-resnet56-kq").target.threshold
     assert threshold is not None
     x, y = Axis(-REACH, REACH, count=10), Axis(0, 1.12)
-    # Close to zero the points lie dense: there the sharp sigmoid climbs.
+    # Points are dense near zero, where the sharp sigmoid is steep.
     inputs = REACH * torch.linspace(-1, 1, 201, dtype=torch.float64) ** 3
     lines, starts = [], set()
     kinds = dict(zip(ACTIVATIONS, ("main", "second", "third", "fourth"), strict=True))
@@ -143,7 +143,7 @@ def _picture(title: str, subtitle: str, parts: list[Part], height: int, width: i
 
 
 def _palette() -> dict[str, str]:
-    """The report's colours: what stands first in its style sheet for light, and for dark readers."""
+    """The report's colours: the first declarations in its style sheet for the light and the dark scheme."""
     style = (Path(paam.report.__file__).parent / "templates" / "page.css").read_text()
     light, dark = re.findall(r"{\s*(--paper[^}]*?)\s*color-scheme", style)[:2]
     return {"light": " ".join(light.split()), "dark": " ".join(dark.split())}

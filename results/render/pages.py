@@ -1,7 +1,7 @@
-"""Fills README.md and docs/ from the records: tables and sections between markers, and the figures.
+"""Fill README.md and docs/ from the records: tables and sections between markers, and the figures.
 
-A block stands between `<!-- name -->` and `<!-- /name -->` and is empty while its records do not exist.
-tests/project/test_docs.py fails when a page or a figure is out of date.
+A block is between `<!-- name -->` and `<!-- /name -->` and stays empty until its records exist.
+tests/project/test_docs.py fails if a page or a figure is out of date.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RESULTS = ROOT / "results"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "reference" / "results.md")
 FIGURES = ROOT / "docs" / "pictures" / "figures"
 DRAWN = "strong/medium-seed1"
-"""The run of which the figures are drawn; they stand in the section of its folder."""
+"""The run shown in the figures; they are in the section of its folder."""
 
 GROUPS = {
     "theta": "The threshold",
@@ -51,7 +51,7 @@ def strong(results: Path) -> str:
 
 
 def earlier(results: Path) -> str:
-    """Our recipe as it was before: what its changes brought."""
+    """The previous version of our recipe: the effect of its changes."""
     table = tables.outcomes(results / "earlier", tables.STRONG)
     return f"### The recipe before that\n\n{table}\n" if table else ""
 
@@ -95,7 +95,7 @@ SPREAD = (
 
 
 def quarter(results: Path) -> str:
-    """Does it pay: every arm that has finished, by one protocol."""
+    """Does it pay: every finished arm, under one protocol."""
     folder = results / "quarter"
     table = tables.outcomes(folder, tables.QUARTER, without=tables.BEGUN_WITH)
     if not table:
@@ -159,7 +159,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
 
 
 def filled(page: Path, results: Path = RESULTS) -> str:
-    """The page with every block replaced by what the records say."""
+    """The page with every block replaced by the current one from the records."""
     text = page.read_text()
     for name, block in BLOCKS.items():
         before, after = f"<!-- {name} -->\n", f"<!-- /{name} -->"
@@ -172,7 +172,7 @@ def filled(page: Path, results: Path = RESULTS) -> str:
 
 
 def drawn() -> dict[str, str]:
-    """File name under docs/pictures/figures -> picture."""
+    """File name under docs/pictures/figures -> figure."""
     return draw(record_in(RESULTS / DRAWN))
 
 

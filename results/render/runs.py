@@ -1,6 +1,6 @@
-"""The records of a folder of runs: which are seeds of one experiment, and how much training lies behind a network.
+"""The records of a folder of runs: which are seeds of one experiment, and how many epochs a network was trained for.
 
-A run lies in a directory <name>-seed<k>, or <name> where one seed is all there is.
+A run is in a directory <name>-seed<k>, or <name> if there is only one seed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from paam.runs.record import read_events, record_in
 
 
 def runs(folder: Path) -> list[Facts]:
-    """All runs of a folder by name; none where there is no such folder."""
+    """All runs of a folder by name; empty if the folder does not exist."""
     found = sorted({path.parent for path in folder.glob("*/record.jsonl*")})
     return [gather(run.name, read_events(record_in(run))) for run in found]
 
 
 def experiments(folder: Path) -> dict[str, list[Facts]]:
-    """Name -> its finished runs, one per seed. A run without an end is in none of them."""
+    """Name -> its finished runs, one per seed. Unfinished runs are left out."""
     found: dict[str, list[Facts]] = {}
     for run in runs(folder):
         if run.finished:
@@ -30,7 +30,7 @@ def experiments(folder: Path) -> dict[str, list[Facts]]:
 
 
 def given(run: Facts, section: str, key: str) -> str | None:
-    """A file that a run was given, by its command; recipes in records name files in old ones only."""
+    """A file that a run was given in its command; recipes name files only in old records."""
     words = shlex.split(run.start.command if run.start else "")
     named = next((word.partition("=")[2] for word in words if word.startswith(f"{section}.{key}=")), None)
     recorded = run.setting(f"{section}.{key}")
@@ -38,9 +38,9 @@ def given(run: Facts, section: str, key: str) -> str | None:
 
 
 def epochs_behind(run: Facts, folder: Path) -> str:
-    """Epochs of training behind the pruned network of a run.
+    """Total epochs of training of a run's pruned network.
 
-    A network that it began with counts, one that only taught it is named.
+    Those of the network it started from count; a teacher is only mentioned.
     """
     epochs = len(run.own_epochs)
     if weights := given(run, "model", "weights"):
@@ -53,7 +53,7 @@ def epochs_behind(run: Facts, folder: Path) -> str:
 
 
 def _dense_epochs(weights: str, folder: Path) -> int | None:
-    """Epochs of a dense network: the warm-up of a run of the same folder, which left it in or beside that run."""
+    """Epochs of a dense network: the warm-up of a run in this folder, which saved it in or next to its directory."""
     path = Path(weights)
     run = folder / (path.parent.name if path.name == "dense.safetensors" else path.stem)
     if path.suffix != ".safetensors" or not record_in(run).is_file():

@@ -1,4 +1,4 @@
-"""Records -> Markdown tables. Every function takes a folder and returns an empty text where it holds no record."""
+"""Records -> Markdown tables. Every function takes a folder and returns an empty string if it contains no record."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STRONG = {
     "widths": "control: the widths our recipe found, filters at random",
     "dense": "control: nothing removed, the dense network trained on for as long",
 }
-"""Names under results/strong in the order of the table. Controls are at the medium ratio where they do not say so."""
+"""Names under results/strong in the order of the table. Controls are at the medium ratio unless they say otherwise."""
 
 QUARTER = {
     "kq": "PAAM (KQ)",
@@ -56,7 +56,7 @@ PAPER_ABLATIONS = {  # accuracy, parameters removed, FLOPs removed: arXiv 2210.1
 
 
 def outcomes(folder: Path, labels: dict[str, str] | None = None, without: str = "") -> str:
-    """What came out, beside the paper: one row per experiment, mean over its seeds ± standard deviation."""
+    """Results next to the paper's: one row per experiment, mean over its seeds ± standard deviation."""
     found, labels = experiments(folder), labels or {}
     found.pop(without, None)
     rows = []
@@ -72,13 +72,13 @@ def outcomes(folder: Path, labels: dict[str, str] | None = None, without: str = 
 
 
 def begun_with(folder: Path) -> str:
-    """Accuracy of the dense networks that the runs of a folder were given, mean over its seeds ± standard deviation."""
+    """Accuracy of the dense networks that the runs of a folder started from, mean over seeds ± standard deviation."""
     dense = {run.start.seed: run.dense.accuracy for run in runs(folder) if run.finished and run.name[:5] != BEGUN_WITH}
     return spread([dense[seed] for seed in sorted(dense)], lambda mean: f"{mean:.2f} %").shown
 
 
 def losses(folder: Path, labels: dict[str, str]) -> str:
-    """Where accuracy is lost and won back, at both ratios."""
+    """Where accuracy is lost and regained, at both ratios."""
     head = ["", "dense, after warm-up", "right after the last cut", "after the alternation", "after fine-tune"]
     found = experiments(folder)
     rows = []
@@ -90,29 +90,29 @@ def losses(folder: Path, labels: dict[str, str]) -> str:
 
 
 def measured_on(members: Iterable[Facts]) -> str:
-    """Which samples the accuracy per epoch and stage was measured on."""
+    """The samples on which the accuracy per epoch and stage was measured."""
     return " or ".join(sorted({monitor(run) for run in members}))
 
 
 def _stage_accuracies(run: Facts) -> list[float | None]:
-    found = {stage.kind: stage.accuracy for stage in stages(run)}  # of the cuts and weight phases the last one wins
-    # Without warm-up the end of the record has the dense network as it came, on the test set as the stages are.
+    found = {stage.kind: stage.accuracy for stage in stages(run)}  # the last cut and the last weight phase win
+    # Without warm-up, the end of the record has the given dense network's accuracy, on the test set like the stages.
     as_it_came = given(run, "model", "weights") and not run.fair and run.start.monitor == "test"
     dense = found.get("warmup", run.dense.accuracy if run.dense and as_it_came else None)
     return [dense, *(found.get(kind) for kind in ("cut", "weight", "finetune"))]
 
 
 BEGUN_WITH = "dense"
-"""A run of a folder of short looks whose dense network the others begin with: it is none of them."""
+"""In a folder of short looks, the run whose dense network the others start from; it is not one of them."""
 
 
 LEARNS_NOTHING = ("L1 norm", "Random")
 
 
 def looks(folder: Path, *, cuts_of_fixed: bool = True) -> str:
-    """Short looks at one setting each, best first; the held-out accuracy of the last epoch that ran.
+    """Short looks at one setting each, best first; the held-out accuracy of the last finished epoch.
 
-    ``cuts_of_fixed``: whether the accuracy after a cut by a scorer that learns nothing is right in these records.
+    ``cuts_of_fixed``: whether these records have the correct accuracy after a cut for scorers that learn nothing.
     """
     rows = []
     for run in (run for run in runs(folder) if run.name != BEGUN_WITH):
@@ -143,11 +143,11 @@ BESIDE = {
     "scorer": ("kq", BASE),
     "widths": ("discovered", "streams-tied"),
 }
-"""Group of ablations -> the value that its others depart from, and the run that has it."""
+"""Group of ablations -> its baseline value, and the run with that value."""
 
 
 def ablations(folder: Path) -> dict[str, str]:
-    """Group of settings ("theta") -> a table of its finished runs, with what they depart from first."""
+    """Group of settings ("theta") -> a table of its finished runs, with their baseline first."""
     found = {run.name: run for run in runs(folder) if run.finished}
     groups: dict[str, dict[str, Facts]] = {}
     for name, run in found.items():
@@ -172,7 +172,7 @@ def _ablation(group: str, members: Mapping[str, Facts]) -> str:
 
 
 def unfinished(folders: Iterable[Path]) -> str:
-    """Runs without an end: how far they came, and where they stood. They are in no other table."""
+    """Unfinished runs: how many epochs they completed, and their state then. They are in no other table."""
     rows = []
     for folder in folders:
         for run in runs(folder):
@@ -206,7 +206,7 @@ def short(folder: Path) -> str:
 
 
 def widths(folder: Path) -> str:
-    """Filters kept per layer, one column per run of the short comparison: the budgets that were discovered."""
+    """Filters kept per layer, one column per run of the short comparison: the learned budgets."""
     columns = {run.name.removeprefix("short-").removesuffix("-seed0"): run.kept for run in runs(folder) if run.finished}
     if not columns:
         return ""
@@ -225,7 +225,7 @@ def _label(run: Facts) -> str:
 
 
 def _printed(model: str, name: str) -> str:
-    """The paper's row of a scorer and ratio ("kq-medium"); of a ratio alone ("medium") the better of its two."""
+    """The paper's row for a scorer and ratio ("kq-medium"); for a ratio alone ("medium") the better of its two."""
     rows = {label.lower().replace(", ", "-"): (label, row) for label, row in PUBLISHED.get(model, {}).items()}
     if name in rows:
         return _triple(rows[name][1])
@@ -242,7 +242,7 @@ def _triple(row: tuple[float, float, float]) -> str:
 
 
 def _last(run: Facts) -> Epoch:
-    """The last epoch of the run's own network: the dense control is another one."""
+    """The last epoch of the run's own network; the dense control is another network."""
     return run.own_epochs[-1]
 
 

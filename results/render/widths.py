@@ -1,4 +1,4 @@
-"""The widths that runs of a CIFAR ResNet discovered: streams, the blocks that change them, and all other layers."""
+"""The widths that runs of a CIFAR ResNet learned: streams, the blocks that change them, and all other layers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from render.markdown import table
 from render.runs import experiments
 
 Kept = Mapping[str, tuple[int, int]]
-"""Group of filters -> those that stay, and all."""
+"""Group of filters -> (kept, all)."""
 INNER = re.compile(r"layer(\d)\.(\d+)\.conv1")
 
 
 def discovered(folder: Path, names: Iterable[str]) -> str:
-    """One row per seed of each experiment; below, how far seeds agree."""
+    """One row per seed of each experiment; below, the agreement between seeds."""
     found = experiments(folder)
     residual = {name: [run for run in found.get(name, []) if any(map(INNER.fullmatch, run.kept))] for name in names}
     members = {name: runs for name, runs in residual.items() if runs}
@@ -48,7 +48,7 @@ def _row(kept: Kept) -> list[str]:
 
 
 def _agreement(name: str, runs: list[Facts]) -> str:
-    """Pearson's correlation of what inner layers keep, between all pairs of seeds, with and without first blocks."""
+    """Pearson correlation of the filters kept in inner layers, for all seed pairs, with and without first blocks."""
     if len(runs) < 2:
         return ""
     layers = [layer for layer in runs[0].kept if INNER.fullmatch(layer)]
@@ -68,7 +68,7 @@ def _correlations(runs: list[Facts], layers: list[str]) -> str:
 
 
 def _place(name: str) -> tuple[int, int]:
-    """Stage and number of a block, by its inner layer."""
+    """Stage and number of a block, from the name of its inner layer."""
     match = INNER.fullmatch(name)
     assert match is not None
     return int(match[1]), int(match[2])

@@ -1,4 +1,4 @@
-"""One operation behind a convolution, and what a flow says, to be compared."""
+"""One operation after a convolution, and the flow of its output, for comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paam.graph.flows import Flow
 
 
 class Behind(nn.Module):
-    """Something behind a convolution that makes 8 channels."""
+    """A function applied to the output of a convolution with 8 channels."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

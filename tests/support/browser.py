@@ -1,4 +1,4 @@
-"""A real, headless Chromium, driven through its DevTools protocol over a pair of pipes: no package is needed for it."""
+"""A real headless Chromium, driven through its DevTools protocol over a pair of pipes: needs no package."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PATIENCE = 120
-"""Seconds to wait for an answer before the browser is taken for dead."""
+"""Timeout in seconds for an answer; after that the browser counts as dead."""
 
 
 class Page:
-    """One tab. ``events`` holds everything the browser reported of it."""
+    """One tab. ``events``: everything the browser reported about it."""
 
     def __init__(self, process: subprocess.Popen[bytes], commands: int, answers: int) -> None:
         self.process = process
@@ -64,7 +64,7 @@ class Page:
     def open(
         self, path: Path, *, width: int = 1280, height: int = 900, scheme: str = "light", script: bool = True
     ) -> None:
-        """Load a file in a window of this size and wait until it is there."""
+        """Load a file in a window of this size and wait until it is loaded."""
         self.call("Emulation.setScriptExecutionDisabled", value=not script)
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
@@ -81,7 +81,7 @@ class Page:
         return answer["result"].get("value")
 
     def texts(self, selector: str) -> list[str]:
-        """The words of all elements that match, without surrounding space."""
+        """The text of all matching elements, without surrounding whitespace."""
         return self.evaluate(
             f"[...document.querySelectorAll({json.dumps(selector)})]"
             ".map(e => e.textContent.replace(/\\s+/g, ' ').trim())"
@@ -95,11 +95,11 @@ class Page:
             typed = {}
 
     def frame(self) -> None:
-        """Wait until the browser has drawn, and told of, what was done so far."""
+        """Wait until the browser has rendered, and reported events of, everything done so far."""
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def middle(self, selector: str) -> dict[str, float]:
-        """Scroll an element into view and say where its middle is."""
+        """Scroll an element into view and return its centre."""
         element = f"document.querySelector({json.dumps(selector)})"
         self.evaluate(f"{element}.scrollIntoView({{block: 'center'}})")
         self.frame()
@@ -118,7 +118,7 @@ class Page:
         self.call("Emulation.setTouchEmulationEnabled", enabled=False)
 
     def screenshot(self, path: Path, selector: str = "html", scale: float = 1, margin: float = 0) -> None:
-        """A picture of an element with some pixels around it, also where it reaches beyond the window."""
+        """A screenshot of an element with a margin in pixels, even if it extends beyond the window."""
         x, y, width, height = self.evaluate(
             f"(b => [b.x + scrollX, b.y + scrollY, b.width, b.height])"
             f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
@@ -129,25 +129,25 @@ class Page:
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def complaints(self) -> list[str]:
-        """Errors, warnings and anything else that was said on the console."""
+        """Errors, warnings and other console messages."""
         kinds = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
         return [json.dumps(event["params"]) for event in self.events if event.get("method") in kinds]
 
     def requests(self) -> list[str]:
-        """Addresses of everything that was fetched, the page itself included."""
+        """URLs of all requests, including the page itself."""
         return [e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"]
 
 
 @contextmanager
 def browser() -> Iterator[Page]:
-    """A browser with one page; it ends with the block. Where there is none, that is an error and no reason to skip."""
+    """A browser with one page, closed at the end of the block. A missing browser is an error and no reason to skip."""
     program = next((found for name in NAMES if (found := shutil.which(name))), None)
     if program is None:
         raise RuntimeError(f"There is no browser on PATH ({', '.join(NAMES)}): install Chromium.")
     commands, answers = os.pipe(), os.pipe()
 
     def connect() -> None:
-        # Chromium reads commands from file 3 and writes answers to file 4; copies first, 3 or 4 may be in use.
+        # Chromium reads commands from fd 3 and writes answers to fd 4; copy first, since 3 or 4 may be in use.
         source, sink = os.dup(commands[0]), os.dup(answers[1])
         os.dup2(source, 3)
         os.dup2(sink, 4)

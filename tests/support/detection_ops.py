@@ -1,7 +1,7 @@
-"""nms and roi_align of torchvision in plain torch, for a torchvision whose compiled operators do not fit the torch.
+"""nms and roi_align of torchvision in plain torch, for a torchvision whose compiled operators do not match torch.
 
-``supply()`` gives torchvision what it lacks and does nothing where the compiled operators are there. Both functions
-follow the compiled kernels for CPUs: stable order of equal scores, samples beyond the map count as zero.
+``supply()`` registers the missing operators and does nothing if the compiled ones work. Both functions follow the
+compiled CPU kernels: stable order of equal scores, samples outside the map count as zero.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCHEMAS = {
     ),
 }
 _SUPPLIED: list[torch.library.Library] = []
-"""What is registered lives as long as its library object."""
+"""Registrations last only as long as their library object."""
 
 
 def supply() -> Any:
@@ -37,7 +37,7 @@ def supply() -> Any:
             library.define(f"{name}{SCHEMAS[name]}")
         library.impl(name, function, "CompositeImplicitAutograd")
     _SUPPLIED.append(library)
-    # Both ask whether the operators are there: roi_align would compile its own version, and needs a C++ compiler.
+    # Both check for the operators: roi_align would otherwise compile its own version, which needs a C++ compiler.
     for asking in ("torchvision.extension", "torchvision.ops.roi_align"):
         sys.modules[asking]._has_ops = lambda: True
     return torchvision
@@ -70,8 +70,8 @@ def roi_align(
 ) -> Tensor:
     """Means of bilinear samples in each bin of the regions [K, 5] (image, x1, y1, x2, y2): [K, C, height, width].
 
-    Bilinear samples on a grid are a product of linear ones: of one matrix along the rows and one along the columns.
-    Its gradient goes to the input only, as the compiled one's does.
+    Bilinear sampling on a grid is separable: a product of one matrix along the rows and one along the columns. As in
+    the compiled kernel, its gradient goes to the input only.
     """
     rois = rois.detach()
     images = rois[:, 0].long()

@@ -1,4 +1,4 @@
-"""A small network around a doubtful operation: it is exact under random choices of its filters, or refused."""
+"""A small network around a questionable operation: it must be exact under random choices of its filters, or refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def images(batch: int, size: int = 8) -> Tensor:
 
 
 class Net(nn.Module):
-    """stem and mid, gated each; what is in question; last and head."""
+    """stem and mid, both gated; the operation in question; last and head."""
 
     def __init__(self, function, prepare_=lambda model: None) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Lines of a record written by hand: a run of seven epochs on a network of two layers, whose every number is known.
+"""Hand-written lines of a record: a run of seven epochs on a network of two layers, with known numbers.
 
-They have every key that a run writes, in its order; :func:`typed` reads them.
+They have all keys that a run writes, in the same order; :func:`typed` parses them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ VANISHED = {"event": "vanished", "epoch": 1, "scales": 5, "of": 40, "layers": "b
 
 
 def controlled(epochs: int = 2) -> list[Line]:
-    """The seven epochs and those of a dense control that is better: 98.46 % after the first, more after others."""
+    """The seven epochs and those of a better dense control: 98.46 % after its first epoch, higher after the others."""
     events = record(7, end=False)
     events[0]["recipe"]["schedule"] = {**SCHEDULE, "control": True}
     events[0] |= {
@@ -144,14 +144,14 @@ def changed(epoch: int, changes: dict[str, list], command: str = "") -> Line:
 
 
 def typed(lines: Iterable[Line]) -> list[Event]:
-    """As a run makes them."""
+    """As event objects, like those of a run."""
     events = [read_event(line) for line in lines]
     assert None not in events
     return events
 
 
 def as_lines(events: Iterable[Event]) -> list[Line]:
-    """As they would stand in a record."""
+    """As lines of a record."""
     return [json.loads(json.dumps(as_line(event))) for event in events]
 
 
@@ -160,7 +160,7 @@ def of_kind(lines: Iterable[Line], kind: str) -> list[Line]:
 
 
 def record(until: int = 7, *, end: bool = True, **changes) -> list[Line]:
-    """The first ``until`` epochs, and the end."""
+    """The first ``until`` epochs, and the end event."""
     events = [start(**changes)]
     for number in range(until):
         events += [SCORES] if number == 2 else [SELECTION] if number == 3 else []

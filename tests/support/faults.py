@@ -1,10 +1,10 @@
-"""A fault at every file operation of short runs, saves, exports and reports: nothing is lost but what was not flushed.
+"""A fault at every file operation of short runs, saves, exports and reports: only unflushed data may be lost.
 
-Each operation has a number. Before it the process is killed (in a write, also in its middle); the power is cut, in the
-three ways of faulty/disk.py; it fails once, as a broken disk, a full one, or a system without memory has it.
+Each operation has a number. Before it, the process is killed (for a write, also halfway through); power is lost, in the
+three ways of faulty/disk.py; or the operation fails once, as on a broken or full disk, or without memory.
 
-python tests/support/faults.py                                   # all of it
-python tests/support/faults.py --sample 250                      # some of all kinds, drawn by --seed
+python tests/support/faults.py                                   # all cases
+python tests/support/faults.py --sample 250                      # some of each kind, drawn by --seed
 python tests/support/faults.py --only "prune/strict/17"          # one case
 """
 
@@ -48,7 +48,7 @@ class Faults:
     """The scenarios, each recorded once without a fault."""
 
     def __init__(self, work: Path, only: Sequence[type[Scenario]] = ()) -> None:
-        os.environ["PAAM_COMMIT"] = "unknown"  # no other programs are asked
+        os.environ["PAAM_COMMIT"] = "unknown"  # do not run git
         run = Run(work)
         for seed in (0, 1):
             folder = work / f"seed-{seed}"
@@ -83,11 +83,11 @@ class Faults:
                 if operation.kind in CHANGING:
                     kinds += ["kill", *CUTS, *(["half"] if len(operation.data) > 1 else [])]
                 found += [Case(name, kind, number) for kind in kinds]
-            found += [Case(name, cut, len(operations)) for cut in CUTS]  # when all is done
+            found += [Case(name, cut, len(operations)) for cut in CUTS]  # after the last operation
         return found
 
     def verdict(self, case: Case) -> str:
-        """What came of a fault, in a word or two."""
+        """The outcome of a fault, in a word or two."""
         scenario, operations = self.scenarios[case.scenario], self.operations[case.scenario]
         before = operations[: case.number]
         folder = Path(tempfile.mkdtemp(dir=self.work)) / "here"
@@ -113,7 +113,7 @@ class Faults:
 
 
 def verdicts(faults: Faults, cases: Sequence[Case], jobs: int) -> Iterator[tuple[Case, str]]:
-    """Of all cases, each in a fork of its own, some at a time."""
+    """The verdicts of all cases, each run in a separate fork, with ``jobs`` in parallel."""
     waiting, running = list(reversed(cases)), {}
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -133,7 +133,7 @@ def verdicts(faults: Faults, cases: Sequence[Case], jobs: int) -> Iterator[tuple
 
 
 def sampled(cases: Sequence[Case], count: int, seed: int) -> list[Case]:
-    """As many of each scenario and fault as of any other, in an order of no meaning."""
+    """The same number of each scenario and fault, in random order."""
     random = Random(seed)
     mixed = random.sample(cases, len(cases))
     places: Counter[tuple[str, str]] = Counter()
@@ -145,7 +145,7 @@ def sampled(cases: Sequence[Case], count: int, seed: int) -> list[Case]:
 
 
 def table(faults: Faults, found: Sequence[tuple[Case, str]]) -> str:
-    """Cases by what they were put into, kind of fault and what came of it."""
+    """Cases by scenario, kind of fault and outcome."""
     came: dict[tuple[str, str], Counter[str]] = {}
     for case, verdict in found:
         came.setdefault((case.scenario, case.fault), Counter())[verdict.partition(":")[0]] += 1

@@ -1,4 +1,4 @@
-"""Code of somebody else's, which leaves a trace where it is run."""
+"""Third-party code that leaves a trace if it is executed."""
 
 from __future__ import annotations
 

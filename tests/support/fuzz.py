@@ -1,9 +1,9 @@
-"""Everything that paam reads from users, damaged in thousands of ways: it is read or refused in one sentence.
+"""Everything that paam reads from users, corrupted in thousands of ways: it is read or refused in one sentence.
 
     python tests/support/fuzz.py [--count 3000] [--seed 0] [--kind image] [--number 17]
 
-Whatever else happens (another exception, a hang, a process started, memory beyond a bound) ends the script with the
-kind and number of the input, which reproduce it.
+Anything else (another exception, a hang, a process started, memory beyond a limit) ends the script with the kind and
+number of the input, which reproduce it.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ from paam.views.state import RunState, after
 from paam.views.summary import summary
 
 ROOM = 3 << 30
-"""Bytes of address space beyond what the process has after its imports."""
+"""Bytes of address space allowed beyond that of the process after its imports."""
 PATIENCE = 60
-"""Seconds for one input."""
+"""Timeout in seconds for one input."""
 FORBIDDEN = (
     "os.system",
     "os.exec",
@@ -81,7 +81,7 @@ def network() -> nn.Sequential:
 
 
 def engine() -> Engine:
-    """A small network half-way through a schedule's life."""
+    """A small network halfway through its schedule."""
 
     class Batches:
         steps = 2
@@ -97,7 +97,7 @@ def engine() -> Engine:
     return Engine(pruner, recipe, phases_of(recipe), Batches(), seed=0, emit=lambda event: None)
 
 
-# ---------------------------------------------------------------- one function per kind: damage one input and read it
+# ---------------------------------------------------------------- one function per kind: corrupt one input and read it
 
 
 def recipes() -> Attempt:
@@ -170,7 +170,7 @@ def records() -> Attempt:
 
 
 def rows_of(folder: Path) -> list[RunRow]:
-    """The listing refuses nothing: whatever a run is, the others must be seen."""
+    """The listing refuses nothing: whatever one run is like, the others must be shown."""
     try:
         return list_runs(folder)
     except PaamError as error:
@@ -190,7 +190,7 @@ def checkpoint_files() -> Attempt:
         tensors, header = states[epoch]
         for old in here.iterdir():
             old.unlink()
-        if rng.random() < 0.4:  # a whole file with an impossible content
+        if rng.random() < 0.4:  # a complete file with invalid content
             header = json.loads(json.dumps({"epoch": epoch, "step": 0, **header}))
             layouts = header.pop("layouts")  # so many values that the others would hardly ever be hit
             header, layouts = (
@@ -252,7 +252,7 @@ def cifar_binary() -> Attempt:
 
 
 class Evil:
-    """A pickle of this runs a command where pickles are trusted."""
+    """A pickle that runs a command if unpickled without restrictions."""
 
     def __reduce__(self) -> tuple:
         return os.system, ("touch /tmp/paam-fuzz-was-here",)
@@ -274,7 +274,7 @@ def cifar_pickles() -> Attempt:
 
 
 def png(width: int, height: int, depth: int = 8, colour: int = 2, data: bytes = b"") -> bytes:
-    """A PNG by hand, so that it may claim what it likes."""
+    """A handmade PNG, whose header may contain anything."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -314,7 +314,7 @@ def images() -> Attempt:
         path = here / "a" / f"odd{suffix}"
         path.write_bytes(content)
         try:
-            if rng.random() < 0.3:  # read as needed
+            if rng.random() < 0.3:  # streamed
                 files = load_folder(here, 8, memory=0, workers=0).train.images
                 read = torch.cat(list(files.blocks(torch.arange(len(files.files)), 2)))
             else:
@@ -339,7 +339,7 @@ KINDS: dict[str, Callable[[], Attempt]] = {
     **HOSTILE,
 }
 SHARE = {"checkpoint": 0.5, "cifar-binary": 0.1, "plan": 0.5, "bomb": 0.3}
-"""Of the count, where an input takes long."""
+"""Share of the count for kinds whose inputs take long."""
 
 
 def fuzz(kind: str, count: int, seed: int, number: int | None = None) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Inputs for fuzz.py that are no accidents: files of another kind or size, data made to take long, commands."""
+"""Deliberately hostile inputs for fuzz.py: files of another kind or size, data that take long to parse, commands."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "image.png": lambda path: decode(path, 8),
     "test_batch": safe_load,
 }
-"""Every name that paam opens, and what opens it."""
+"""Every file name that paam opens, and the function that opens it."""
 
 
 def odd_files() -> Attempt:
@@ -106,7 +106,7 @@ HEADS = ("", "[model]\nname=", "[a.b]\n", "x=", "[finetune]\nlr.", "0x", "0", '{
 
 
 def bombs() -> Attempt:
-    """Text that is small and takes long, or is deep, where a reader is not careful."""
+    """Text that is small but takes long to parse or is deeply nested, for a careless reader."""
 
     def attempt(rng: Random, here: Path) -> None:
         size = rng.choice((10, 1000, 30_000, 250_000))
@@ -150,7 +150,7 @@ WORDS += (FLAG, "")
 
 
 def commands() -> Attempt:
-    """What a record says of how it was started, as part of what is printed to be copied into a shell."""
+    """The recorded command of a run, which paam prints for the user to copy into a shell."""
 
     def attempt(rng: Random, here: Path) -> None:
         (here / LOCK_FILE).touch()
@@ -172,7 +172,7 @@ def commands() -> Attempt:
 
 
 def check_told(error: PaamError) -> None:
-    """What a refusal prints is one line that a terminal only shows."""
+    """A refusal prints one line without control characters."""
     with contextlib.redirect_stderr(io.StringIO()) as told:
         complain(str(error))
     line = told.getvalue()

@@ -1,6 +1,6 @@
 """Random networks, pruned at random: each is exact to 1e-9, or refused by the library, and never anything else.
 
-python tests/support/generated.py 17                       # one seed: its source, its plan, what became of it, shrunk
+python tests/support/generated.py 17                       # one seed: its source, plan and outcome, minimised
 python tests/support/generated.py --count 20000 --jobs 2 --out FILE
 """
 
@@ -29,7 +29,7 @@ def outcome_of(seed: int) -> Outcome:
 
 
 def report(seed: int) -> str:
-    """All about one seed: the network, smaller if it goes wrong, and how to run it again."""
+    """A report on one seed: the network, minimised if it fails, and how to rerun it."""
     program, network = generate(seed)
     outcome = check(program, network, seed)
     text = [f"seed {seed}: {outcome.verdict} {outcome.reason}", outcome.plan, "", program.source()]

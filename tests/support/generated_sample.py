@@ -1,4 +1,4 @@
-"""A few of the networks of test_generated.py, one test each: mutants.py runs them, and stops where one fails."""
+"""A few of the networks of test_generated.py, one test each: mutants.py runs them, and stops at the first failure."""
 
 from __future__ import annotations
 

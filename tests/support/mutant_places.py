@@ -1,6 +1,6 @@
-"""Where a module can be changed in one place, and how: another operator, number, bound, condition or function.
+"""All single mutations of a module: another operator, number, bound, condition or function.
 
-Found by ``ast``, so that texts, comments and annotations stay what they are. See mutants.py, which runs the tests.
+Found by ``ast``, so that strings, comments and annotations are not changed. See mutants.py, which runs the tests.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FUNCTIONS = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change to one module: the bytes from ``start`` to ``end`` of its source become ``new``.
+    """One mutation of one module: the bytes from ``start`` to ``end`` of its source become ``new``.
 
-    ``where``: the class and function that hold it. ``line`` and ``becomes``: its source line before and after.
+    ``where``: the enclosing class and function. ``line`` and ``becomes``: its source line before and after.
     """
 
     module: str
@@ -53,7 +53,7 @@ class Mutant:
 class Places(ast.NodeVisitor):
     """Finds every place of a module where one operator can be changed.
 
-    Passed over: texts, messages and what is computed for them, annotations, decorators, assertions, imports.
+    Skipped: strings, messages and the computation of their values, annotations, decorators, assertions, imports.
     """
 
     def __init__(self, module: str, source: bytes) -> None:
@@ -80,7 +80,7 @@ class Places(ast.NodeVisitor):
         self.mutants.append(Mutant(self.module, self.source, where, number, start, end, new.encode(), line, becomes))
 
     def swap(self, left: ast.AST, right: ast.AST, table: dict[str, str]) -> None:
-        """Change the operator that stands between two operands."""
+        """Change the operator between two operands."""
         start, end = self.span(left)[1], self.span(right)[0]
         between = re.sub(rb"#[^\n]*", lambda comment: b" " * len(comment[0]), self.source[start:end])
         if found := re.search(rb"[^\s()\\]+(\s+(not|in)\b)?", between):
@@ -107,7 +107,7 @@ class Places(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        if self.scope or not isinstance(node.value, ast.Subscript):  # names of types
+        if self.scope or not isinstance(node.value, ast.Subscript):  # type aliases
             self.generic_visit(node)
 
     def ignore(self, node: ast.AST) -> None:
@@ -178,7 +178,7 @@ class Places(ast.NodeVisitor):
         if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             return
         if len(node.body) == 1 and isinstance(node.body[0], ast.Return | ast.Continue | ast.Break):
-            self.change(*self.span(node.test), "False")  # the early way out is never taken
+            self.change(*self.span(node.test), "False")  # the early exit is never taken
         else:
             self.negate(node.test)
         self.generic_visit(node)

@@ -1,17 +1,17 @@
-"""Do the tests notice when the code is wrong? One operator of src/paam is changed at a time, and its tests are run.
+"""Mutation testing: one operator of src/paam is changed at a time, and its tests are run.
 
     python tests/support/mutants.py [--count 200] [--seed 0] [--module flows] [--only graph/flows.py:159] [--sample]
                                     [--jobs 2]
 
-Changed are the modules under graph/, and pruning/select.py, in a copy of the sources: the working tree stays as
-it is. A mutant is one source line with another operator, number, bound or condition in it (mutant_places.py). It is
-noticed when a test that belongs to its module fails, or does not end; tests that never come by the line, as a first run
-without any change has shown, are left out. Of the others run the direct ones (DIRECT) and then the fastest, together
-for at most 90 s of their usual time: a change that these let pass survives. Those that change nothing are listed with
-the reason in mutants.equivalent.toml. The script fails when less than 95 % of the mutants are noticed, when one
-survives without a reason, and when the list names a line that is no longer there or a mutant that is noticed.
+Mutated are the modules in graph/, and pruning/select.py, in a copy of the sources: the working tree is not changed. A
+mutant is one source line with another operator, number, bound or condition in it (mutant_places.py). It is noticed if a
+test that belongs to its module fails, or times out; tests that never execute the line, according to a first run on
+unchanged sources, are skipped. Of the others, the direct ones (DIRECT) run first and then the fastest, for at most 90 s
+of their usual time in total: a mutant that passes these survives. Equivalent mutants are listed with the reason in
+mutants.equivalent.toml. The script fails if less than 95 % of the mutants are noticed, if one survives without a
+reason, and if the list contains a line that no longer exists or a mutant that is noticed.
 
-(mutations.py is something else: it damages files, for fuzz.py.)
+(Not to be confused with mutations.py, which corrupts files for fuzz.py.)
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PACKAGE = ROOT / "src" / "paam"
 MODULES = ("graph/**/*.py", "pruning/select.py")
 LISTED = Path(__file__).with_suffix(".equivalent.toml")
 SURVIVE = 0.05
-"""The share of mutants that may survive, all of them with a reason."""
+"""Maximum share of surviving mutants, all of them with a reason."""
 SAMPLE = 12
 
 SMALL_NETWORKS = (
@@ -68,27 +68,27 @@ TESTS = {
         " test_pruner test_files test_small_networks"
     ),
 }
-"""Which test files belong to a module, beside those of DIRECT, by their names: each must be there once under tests/."""
+"""Names of the test files that belong to a module, besides those of DIRECT: each must exist once under tests/."""
 DIRECT = (
     *("test_flows", "test_layers_cut", "test_comparing", "test_draws", "test_layer_trials", "test_numbers"),
     *("test_record_parts", "test_graph_parts", "test_rule_parts", "test_settled", "test_trace_parts"),
     "test_cost",
 )
-"""Tests of single functions and classes, which are quick: they belong to all modules, and run first."""
+"""Fast tests of single functions and classes: they belong to all modules, and run first."""
 FAST = "not slow and not crash and not browser and not zoo and not gpu"
 
 WARM = ("torch._dynamo", "torch.utils.flop_counter", "torch.fx", "safetensors.torch", "typer", "rich.console", "jinja2")
-"""Imported once, before any mutant: whatever takes long, and is not paam's."""
+"""Slow imports from outside paam, done once before any mutant."""
 BUDGET = 90.0
-"""Seconds of tests, as they usually take, that a mutant is given."""
+"""Seconds of tests per mutant, by their usual duration."""
 SLACK = 30.0
-"""Seconds that a mutant may take beyond three times what the unchanged tests take."""
+"""Seconds that a mutant may take beyond three times the duration of its tests on unchanged sources."""
 ROOM = 8 << 30
-"""Bytes that a mutant may ask for."""
+"""Memory limit of a mutant in bytes."""
 
 
 Line = tuple[str, int]
-"""Module and number."""
+"""Module and line number."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Result:
 
 
 def drawn(places: Mapping[str, Sequence[Mutant]], count: int, seed: int) -> list[Mutant]:
-    """So many mutants in a random order, evenly over the modules as far as they have that many."""
+    """A random sample of ``count`` mutants, spread evenly over the modules as far as possible."""
     shuffled = [random.Random(f"{seed} {name}").sample(found, len(found)) for name, found in places.items()]
     random.Random(seed).shuffle(shuffled)
     rounds = itertools.chain.from_iterable(itertools.zip_longest(*shuffled))
@@ -115,7 +115,7 @@ def tests_of(module: str) -> list[str]:
 
 @functools.cache
 def file_named(name: str) -> str:
-    """The one file of that name, wherever it lies under tests/."""
+    """The single file of that name, anywhere under tests/."""
     found = sorted((ROOT / "tests").rglob(f"{name}.py"))
     if len(found) != 1:
         raise SystemExit(f"mutants.py names {name}.py, of which there are {len(found)} under tests/.")
@@ -145,13 +145,13 @@ class Watcher:
 
 
 class Recorder(Watcher):
-    """Also the seconds of each test, and the lines of paam that it runs."""
+    """Also records the seconds of each test, and the lines of paam that it executes."""
 
     def __init__(self, package: Path) -> None:
         super().__init__()
         self.seconds: Counter[str] = Counter()
         self.lines: defaultdict[str, set[Line]] = defaultdict(set)
-        """By test; what its setup runs is entered under its file, for it may serve other tests as well."""
+        """By test; lines executed in its setup are recorded under its file, since other tests may share the setup."""
         self.test, self.before = "", 0.0
         self.tracers = {str(path): self.tracer(path.relative_to(package).as_posix()) for path in package.rglob("*.py")}
         sys.settrace(self.trace)
@@ -161,7 +161,7 @@ class Recorder(Watcher):
 
     def tracer(self, module: str) -> Callable[..., Any]:
         def note(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
-            inside = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # of a function: all else is run by an import
+            inside = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # in a function: an import executes all other code
             self.lines[self.test if inside else ""].add((module, frame.f_lineno))
             return note
 
@@ -169,7 +169,7 @@ class Recorder(Watcher):
 
     def pytest_runtest_logstart(self, nodeid: str, location: object) -> None:
         self.test = file_of(nodeid)
-        self.before = time.process_time()  # a test is not slow because the machine is busy
+        self.before = time.process_time()  # CPU time: a test is not slow because the machine is busy
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         super().pytest_runtest_logreport(report)
@@ -183,13 +183,13 @@ class Recorder(Watcher):
 
 @dataclass(frozen=True)
 class Usual:
-    """What tests do without any change: the seconds of each, and the lines that each runs."""
+    """Tests on unchanged sources: the seconds of each, and the lines that each executes."""
 
     seconds: Mapping[str, float]
     lines: Mapping[str, Container[Line]]
 
     def tests_for(self, mutant: Mutant) -> list[str]:
-        """Those that come by the changed line, or all of its module's, where an import runs it: for at most BUDGET.
+        """Tests that execute the changed line, or all of its module's tests if an import executes it: at most BUDGET.
 
         The direct ones come first, then the fastest.
         """
@@ -208,7 +208,7 @@ class Usual:
 
 
 def warm_up() -> None:
-    """Import what children need, but for paam: they are forked with it."""
+    """Import what children need, except paam: forked children inherit it."""
     os.chdir(ROOT)
     sys.dont_write_bytecode = True
     for name in WARM:
@@ -217,10 +217,10 @@ def warm_up() -> None:
     from hypothesis import Phase, settings
 
     torch.set_num_threads(1)
-    # A failing example is all we want: not the smallest, nor the same one in the next run of the suite.
+    # Any failing example is enough: it need not be minimal or reproducible in the next run of the suite.
     phases = (Phase.explicit, Phase.generate)
     settings.register_profile("mutants", deadline=None, derandomize=True, database=None, phases=phases)
-    gc.freeze()  # children need not look through what is here already
+    gc.freeze()  # children need not garbage-collect what exists already
 
 
 def fork(folder: Path, files: Sequence[str], chosen: Sequence[str] = ()) -> int:
@@ -260,7 +260,7 @@ def run_tests(folder: Path, files: Sequence[str], chosen: Sequence[str]) -> int:
 
 
 class Slot:
-    """A copy of the sources, and the child that runs tests on it at the moment."""
+    """A copy of the sources, and the child that currently runs tests on it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.child, self.since, self.limit = folder, 0, 0.0, 0.0
@@ -268,7 +268,7 @@ class Slot:
         compileall.compile_dir(folder / "paam", quiet=2)
 
     def usual(self, files: Sequence[str]) -> Usual:
-        """Run the tests without any change; they must pass."""
+        """Run the tests on unchanged sources; they must pass."""
         if os.waitpid(fork(self.folder, files), 0)[1]:
             raise SystemExit(f"Without any change:\n{(self.folder / 'log').read_text('utf-8')[-4000:]}")
         return Usual(*pickle.loads((self.folder / "usual").read_bytes()))
@@ -280,7 +280,7 @@ class Slot:
 
     def write(self, source: bytes) -> None:
         path = self.folder / "paam" / self.mutant.module
-        # Bytecode knows its source by size and second, which a mutant may share.
+        # Bytecode is validated by the source's size and mtime in seconds, which a mutant may share.
         Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
         path.write_bytes(source)
 
@@ -305,7 +305,7 @@ class Slot:
 
 
 def tried(mutants: Sequence[Mutant], jobs: int) -> Iterator[Result]:
-    """Run the tests of each mutant, a few mutants at a time."""
+    """Run the tests of each mutant, with ``jobs`` mutants in parallel."""
     warm_up()
     with tempfile.TemporaryDirectory(prefix="paam-mutants-") as folder, contextlib.ExitStack() as stack:
         slots = [Slot(Path(folder, str(number))) for number in range(jobs)]
@@ -327,7 +327,7 @@ def tried(mutants: Sequence[Mutant], jobs: int) -> Iterator[Result]:
 
 
 def listed() -> dict[tuple[str, ...], str]:
-    """Mutants that change nothing, with the reason."""
+    """Equivalent mutants, with the reason."""
     entries = tomllib.loads(LISTED.read_text("utf-8")).get("mutant", []) if LISTED.exists() else []
     return {tuple(entry[key] for key in ("module", "where", "line", "becomes")): entry["reason"] for entry in entries}
 
@@ -370,7 +370,7 @@ def main() -> None:
     if not mutants:
         parser.error("there is nothing to change")
     for name in (*DIRECT, *" ".join(TESTS.values()).split()):
-        file_named(name)  # also where no mutant of today needs it
+        file_named(name)  # even if none of today's mutants needs it
     say(f"{len(mutants)} of {sum(map(len, chosen.values()))} places in {len(chosen)} modules.\n")
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -1,4 +1,4 @@
-"""Ways to damage a file: bytes flipped, cut, doubled and spliced; words of text and values of JSON replaced."""
+"""Ways to corrupt a file: flip, cut, duplicate and splice bytes; replace words of text and values of JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VALUES: list[Any] = [None, True, 0, -1, 1.5, 1e308, 2**70, "", "x" * 999, [], {}
 
 
 def damaged(content: bytes, rng: Random, other: bytes = b"") -> bytes:
-    """Up to eight accidents to some bytes; ``other`` lends pieces."""
+    """Apply up to eight random corruptions; ``other`` is a source of bytes to splice in."""
     data = bytearray(content)
     for _ in range(rng.choice((1, 1, 2, 3, 8))):
         place = rng.randrange(len(data) + 1)
@@ -37,7 +37,7 @@ def damaged(content: bytes, rng: Random, other: bytes = b"") -> bytes:
 
 
 def reworded(text: str, rng: Random) -> str:
-    """A few numbers or words of a text replaced."""
+    """Replace a few numbers or words of a text."""
     for _ in range(rng.choice((1, 1, 2, 4))):
         tokens = list(re.finditer(r'"[^"\n]*"|[A-Za-z_][\w.]*|-?\d[\d.e+-]*', text))
         if tokens:
@@ -48,7 +48,7 @@ def reworded(text: str, rng: Random) -> str:
 
 
 def revalued(tree: Any, rng: Random) -> Any:
-    """Plain data with one value somewhere in it replaced, removed or doubled."""
+    """Plain data with one value somewhere in it replaced, removed or duplicated."""
     places: list[tuple[Any, Any]] = []
 
     def collect(node: Any) -> None:

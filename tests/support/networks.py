@@ -1,4 +1,4 @@
-"""Networks with telling statistics, random choices of their filters, and how far two answers are apart."""
+"""Networks with realistic statistics, random choices of their filters, and the difference of two outputs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from paam.pruning.select import Selection
 def lively(model: nn.Module, seed: int = 0, example: torch.Tensor | None = None) -> nn.Module:
     """float64, in evaluation mode, with every parameter and floating buffer away from special values.
 
-    What a model starts with hides mistakes: a fresh batch norm maps zero to zero, a scale of 1e-6 or a gain of zero
-    makes its branch vanish, a bias of zero cannot be lost. Scales are of order one. ``example``: an input, for which
-    batch norms then hold about the right statistics: in a deep network activations would fade or grow without end.
+    Initial values hide mistakes: a fresh batch norm maps zero to zero, a scale of 1e-6 or a gain of zero makes its
+    branch vanish, a lost bias of zero goes unnoticed. Scales are of order one. ``example``: an input, to which the
+    statistics of batch norms are then fitted roughly: otherwise activations of a deep network would vanish or explode.
     """
     generator = torch.Generator().manual_seed(seed)
     model = model.double().eval()
@@ -33,13 +33,13 @@ def lively(model: nn.Module, seed: int = 0, example: torch.Tensor | None = None)
 
 
 def _settle_norms(model: nn.Module, example: torch.Tensor, generator: torch.Generator) -> None:
-    """Give batch norms statistics that lie about those of what they read for the example."""
+    """Set running statistics of batch norms close to those of their inputs for the example."""
 
     def settle(norm: nn.modules.batchnorm._BatchNorm, args: tuple[torch.Tensor, ...]) -> None:
         if norm.running_mean is None or norm.running_var is None:
             return
         variance, mean = torch.var_mean(args[0].movedim(1, 0).flatten(1), 1, correction=0)
-        variance = variance + 0.1 * variance.mean() + 1e-6  # a channel may be the same everywhere
+        variance = variance + 0.1 * variance.mean() + 1e-6  # a channel may be constant
         shift = torch.empty_like(mean).uniform_(-0.5, 0.5, generator=generator)
         norm.running_mean.copy_(mean + shift * variance.sqrt())
         norm.running_var.copy_(variance * torch.empty_like(mean).uniform_(0.5, 2.0, generator=generator))
@@ -52,7 +52,7 @@ def _settle_norms(model: nn.Module, example: torch.Tensor, generator: torch.Gene
 
 
 def _drawn(module: nn.Module, name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random values for one tensor of a module, by what it is there for."""
+    """Random values for one tensor of a module, depending on its role."""
 
     def uniform(low: float, high: float) -> torch.Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype).uniform_(low, high, generator=generator)
@@ -61,7 +61,7 @@ def _drawn(module: nn.Module, name: str, tensor: torch.Tensor, generator: torch.
         return uniform(0.5, 2.0)
     if name == "running_mean":
         return uniform(-0.5, 0.5)
-    if not isinstance(tensor, nn.Parameter):  # a filter, a table, a mask: near what it was
+    if not isinstance(tensor, nn.Parameter):  # a filter, a table, a mask: close to its initial value
         finite = tensor[tensor.isfinite()]
         around = 0.0 if not len(finite) or finite.min() > 0 else 0.1 * (float(finite.abs().max()) or 1.0)
         return torch.where(tensor.isfinite(), tensor * uniform(0.5, 1.5) + around * uniform(-1.0, 1.0), tensor)
@@ -76,14 +76,14 @@ def _drawn(module: nn.Module, name: str, tensor: torch.Tensor, generator: torch.
 
 
 def _normal(weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Weights as wide as they were, at least so wide that sums over inputs do not fade away."""
+    """Weights with the original standard deviation, or larger, so that sums over inputs do not vanish."""
     inputs = weight.numel() // weight.shape[0] if weight.shape[0] > 1 else 1
     width = max(float(weight.std()), 0.5 / inputs**0.5)
     return width * torch.randn(weight.shape, dtype=weight.dtype, generator=generator)
 
 
 def random_choice(network: Network, seed: int, *, whole: float = 0.1, empty: float = 0.15) -> Choice:
-    """Random kept filters: some groups whole, some emptied, the others at any share."""
+    """Random kept filters: some groups complete, some emptied, the others at any share."""
     rng = np.random.default_rng(seed)
     choice = {}
     for group in network.groups:
@@ -95,7 +95,7 @@ def random_choice(network: Network, seed: int, *, whole: float = 0.1, empty: flo
 
 
 def compacted(pruner: Pruner, choice: Choice) -> nn.Module:
-    """The small network of a choice, in evaluation mode; the gated one is left with its binary gates closed."""
+    """The small network of a choice, in evaluation mode; the gated one keeps its binary gates."""
     pruner.use(Selection(pruner.network.plan(choice), 0.5, 1.0, 1.0))
     with pruner.weighting():
         pass

@@ -1,4 +1,4 @@
-"""Runs whose events are lines of a record: what is written and shown of them is compared with those."""
+"""Runs whose events are lines of a record, for comparison with what is written and shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paam.config.recipe import Recipe
 def run(
     recipe: Recipe, out: str | Path, *, watch: Callable[[Line], object] = lambda line: None, **options: Any
 ) -> list[Line]:
-    """As paam.runs.run.run."""
+    """Like paam.runs.run.run."""
 
     def tell(event: Any) -> None:
         watch(*as_lines([event]))

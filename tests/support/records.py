@@ -1,4 +1,4 @@
-"""Records made by hand, with numbers that are easy to check: lines of JSON, as they stand in the file."""
+"""Handmade records with numbers that are easy to check: lines of JSON, as in the file."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def events(*, seed: int = 0, accuracy: float = 88.5, trained: str = "as long", *
 
 
 def large(layers: int = 109, width: int = 64, cycles: int = 10, epochs: int = 440) -> list[Line]:
-    """A record as long as the paper's recipe gives for ResNet-110; every score is different."""
+    """A record as long as that of ResNet-110 with the paper's recipe; every score is different."""
     names = [f"layer{1 + i // 37}.{i % 37 // 2}.conv{1 + i % 2}" for i in range(layers)]
     record = events(
         groups={name: {"width": width, "stream": i % 2 == 0} for i, name in enumerate(names)},
@@ -138,14 +138,14 @@ def large(layers: int = 109, width: int = 64, cycles: int = 10, epochs: int = 44
 
 
 def write(folder: Path, record: list[Line]) -> Path:
-    """A run directory that holds this record; returns the record's path."""
+    """A run directory that contains this record; returns the record's path."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "record.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in record), "utf-8")
     return folder / "record.jsonl"
 
 
 def facts_of(name: str, record: list[Line], problems: Sequence[str] = ()) -> Facts:
-    """What a report makes of a record, damaged or not."""
+    """The facts that a report gathers from a record, corrupt or not."""
     with TemporaryDirectory() as folder:
         events, found = salvage_events(write(Path(folder), record))
     return gather(name, events, [*problems, *found])

@@ -1,4 +1,4 @@
-"""Networks to choose filters of, and random scores of these."""
+"""Networks for filter selection, and random scores for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NETWORKS = {
 
 
 def random_scores(network: Network, seed: int, spread: float = 0.3) -> dict[str, torch.Tensor]:
-    """Scores whose level differs from layer to layer, as trained ones do."""
+    """Scores whose level differs from layer to layer, like trained ones."""
     rng = torch.Generator().manual_seed(seed)
     return {
         g.name: (0.5 + spread * torch.randn(1, generator=rng) + 0.2 * torch.randn(g.width, generator=rng)).clamp(0, 1.2)

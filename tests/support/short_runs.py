@@ -1,4 +1,4 @@
-"""Runs of a small network on the embedded digits, in a few seconds each; what became of them, and how to end them."""
+"""Runs of a small network on the bundled digits, a few seconds each; their results, and ways to kill them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIGITS = "digits-resnet20-kq"
 
 
 class Small(nn.Module):
-    """A residual block and a dropout: a stream, an inner layer, and randomness of its own."""
+    """A residual block and a dropout: a stream, an inner layer, and a use of random numbers."""
 
     def __init__(self, num_classes: int, in_channels: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def short(**changes) -> Recipe:
 
 
 def story(events: list[dict]) -> list[dict]:
-    """What happened, without how long it took."""
+    """The events without durations."""
     timed = ("seconds", "latency_ms")
     return [
         {
@@ -101,4 +101,4 @@ def make(num_classes):
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, num_classes),
     )
 """
-"""A network of one's own, for colour images, as a file holds it."""
+"""Source file of a user's network for colour images."""

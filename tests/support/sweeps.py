@@ -1,4 +1,4 @@
-"""Sweeps over a recipe that is as small as can be, and whose runs can be held."""
+"""Sweeps over a minimal recipe, whose runs can be paused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import paam.cli
 
-# While a file `hold` lies beside it, a training step waits.
+# A training step waits while a file `hold` exists in the working directory.
 NET = """
 import pathlib
 import time
@@ -55,7 +55,7 @@ threads = 1
 
 
 def sweep(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
-    """The command in this process; its runs are processes of their own."""
+    """The command in this process; its runs are separate processes."""
     monkeypatch.setattr(sys, "argv", ["paam", "sweep", *arguments, "--device=cpu", "--trust-code"])
     capsys.readouterr()
     with pytest.raises(SystemExit) as exit_:

@@ -1,4 +1,4 @@
-"""ultralytics, for the tests alone: it is under the AGPL-3.0, and make test-detectors installs it."""
+"""ultralytics, only for the tests: it is under the AGPL-3.0, and make test-detectors installs it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from detection_ops import supply
 
 OFFLINE = {"YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false", "YOLO_VERBOSE": "false"}
-"""What keeps ultralytics from looking for updates, installing packages and talking."""
+"""Keeps ultralytics from checking for updates, installing packages and printing."""
 
 
 @functools.cache
 def ultralytics() -> Any:
-    """Its networks, with its settings in a directory of our own."""
+    """Its networks, with its settings in a temporary directory."""
     for name, value in {**OFFLINE, "YOLO_CONFIG_DIR": tempfile.mkdtemp()}.items():
         os.environ.setdefault(name, value)
-    supply()  # it imports torchvision in its turn
+    supply()  # ultralytics imports torchvision
     return pytest.importorskip("ultralytics.nn.tasks", reason="make test-detectors installs ultralytics")

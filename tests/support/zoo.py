@@ -2,7 +2,7 @@
 
     python tests/support/zoo.py [NAME ...]  these, or all but the giants; rewrites docs/reference/coverage.jsonl and .md
 
-tests/models/test_zoo.py examines a sample again and compares with what is committed; with ZOO=all it examines all but
+tests/models/test_zoo.py re-examines a sample and compares with the committed results; with ZOO=all it examines all but
 the giants.
 """
 
@@ -40,11 +40,11 @@ from paam.models.zoo import import_torchvision
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 GIANT = 100_000_000
-"""Parameters above which a model is examined by hand only."""
+"""Parameters above which a model is examined only by hand."""
 SECONDS, MEMORY = 300, 10 << 30
-"""What one examination may take, in time and in bytes."""
+"""Limits of one examination in seconds and bytes."""
 BOUND = 1e-9
-"""Of relative errors in float64."""
+"""Maximum relative error in float64."""
 
 FAMILIES = {
     "byoanet": ("eca_halonext26ts", "lambda_resnet26t"),
@@ -134,9 +134,10 @@ FAMILIES = {
     "xception_aligned": ("xception41p",),
     "xcit": ("xcit_nano_12_p8_224(img_size=64)",),
 }
-"""Every module of timm.models that is not a pure transformer, and models in it: the smallest one, and others that are
-built in another way. Arguments of timm.create_model may stand in brackets. Left out: timm's own fixtures, test_*, and
-halonet_h1, the smallest of byoanet, which takes minutes."""
+"""Every module of timm.models that is not a pure transformer, with models from it: the smallest one, and others of a
+different structure. Arguments of timm.create_model may be given in parentheses. Left out: timm's test fixtures, test_*,
+and halonet_h1, the smallest of byoanet, which takes minutes.
+"""
 
 _VIT = "a ViT: attention and linear layers, and one convolution that cuts the image into patches"
 PURE_TRANSFORMERS = {
@@ -158,7 +159,7 @@ PURE_TRANSFORMERS = {
     "vision_transformer_relpos": _VIT,
     "vision_transformer_sam": "a ViT with attention in windows; the neck of its largest models has two convolutions",
 }
-"""The other modules of timm.models, and what they are."""
+"""The other modules of timm.models, with a description."""
 
 ONCE_WRONG = (
     *("nf_regnet_b0", "nf_resnet26", "eca_nfnet_l0", "nfnet_l0"),
@@ -166,9 +167,9 @@ ONCE_WRONG = (
     *("davit_tiny", "lowformer_b0", "mobilevitv2_050", "pit_ti_224", "pvt_v2_b0", "shvit_s1"),
     *("visformer_tiny(img_size=64)", "convnext_atto(drop_path_rate=0.1)", "convit_tiny"),
 )
-"""Models of timm that were once pruned wrongly, failed, or were refused for no good reason: always in the sample."""
+"""timm models that were once pruned wrongly, failed, or were refused for no good reason: always in the sample."""
 SAMPLE = 24
-"""How many others are in it, drawn by a fixed seed."""
+"""Number of other models in the sample, drawn by a fixed seed."""
 
 NOT_CONVOLUTIONAL = {
     "vit_": _VIT,
@@ -176,23 +177,23 @@ NOT_CONVOLUTIONAL = {
     "maxvit": "not one, but timm's maxvit_pico_rw_256 is built alike, and stands for it",
     "mvit": "attention over pooled tokens of videos: one convolution for the patches, and depthwise ones within heads",
 }
-"""How the names of torchvision's models begin that are left out, and why: nearly all are pure transformers."""
+"""Name prefixes of torchvision models that are left out, with the reason: nearly all are pure transformers."""
 
 SIDES = {"eca_halonext26ts": 256, "s3d": 224}
-"""Sides of images where no smaller ones will do; models that timm fixes to one side get that, others 64."""
+"""Image sides for models that do not accept smaller ones; models with a fixed side in timm get that, others 64."""
 CLIPS = {"mc3_18": 4, "r2plus1d_18": 4, "r3d_18": 4, "s3d": 16}
-"""Frames for the networks that read videos."""
+"""Frames for video networks."""
 
 
 torchvision = import_torchvision()
-timm = importlib.import_module("timm")  # it imports torchvision in its turn
+timm = importlib.import_module("timm")  # timm imports torchvision
 logging.getLogger("timm").setLevel(logging.ERROR)
 
 
 def names() -> list[str]:
     """Every CNN of torchvision that classifies or segments images or videos, and timm's families.
 
-    Not its detectors, whose answers are lists of boxes as long as there are objects, nor its optical flow.
+    Not its detectors, which return as many boxes as there are objects, nor its optical flow.
     """
     models = torchvision.models
     known = [name for kind in (models, models.segmentation, models.video) for name in models.list_models(module=kind)]
@@ -214,10 +215,10 @@ def sample() -> list[str]:
 
 
 def build(name: str) -> torch.nn.Module:
-    """The model of a name, which may say how it is built: "timm:convnext_atto(drop_path_rate=0.1)"."""
+    """The model of a name, which may include arguments: "timm:convnext_atto(drop_path_rate=0.1)"."""
     plain, arguments = _parsed(name)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torchvision announces other defaults for inception
+        warnings.simplefilter("ignore")  # torchvision warns about a changed default for inception
         if arguments:
             model: torch.nn.Module = timm.create_model(plain.removeprefix("timm:"), num_classes=1000, **arguments)
             return model
@@ -230,7 +231,7 @@ def _parsed(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def example(name: str, batch: int = 1) -> Tensor:
-    """Random images, or clips, as small as the model takes them."""
+    """Random images, or clips, of the smallest size that the model accepts."""
     plain, arguments = _parsed(name)
     zoo, _, plain = plain.partition(":")
     settings = timm.get_pretrained_cfg(plain) if zoo == "timm" else None
@@ -246,10 +247,10 @@ def example(name: str, batch: int = 1) -> Tensor:
 
 
 def guarded(name: str) -> dict[str, Any]:
-    """:func:`examine` in a process of its own, which may take so much time and memory and no more."""
+    """:func:`examine` in a separate process with limits on time and memory."""
     here, there = multiprocessing.Pipe(duplex=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads: torch has one here
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch warns about forking a multi-threaded process
         process = multiprocessing.get_context("fork").Process(target=_examine_and_send, args=(name, there))
         process.start()
     there.close()
@@ -271,10 +272,10 @@ def _examine_and_send(name: str, there: Connection) -> None:
 
 
 def examine(name: str) -> dict[str, Any]:
-    """What happens to one network: its groups and the largest error over plans and streams, or what goes wrong.
+    """The result for one network: its groups and the largest error over plans and streams, or the failure.
 
-    exact: every error is below the bound. refused: by a message that says why. wrong: anything else is computed, or
-    another cost is promised than found. crash: any other exception.
+    exact: every error is below the bound. refused: by a message with the reason. wrong: the output differs, or the
+    predicted cost does. crash: any other exception.
     """
     began = time.process_time()
     torch.manual_seed(0)
@@ -291,7 +292,7 @@ def examine(name: str) -> dict[str, Any]:
         row |= {"status": "wrong", "why": str(wrong)}
     except GraphError as error:
         row |= {"status": "refused", "why": str(error)}
-    except Exception as error:  # that is what the row is for
+    except Exception as error:  # reported in the row
         place = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}: {one_line(error)}"
         row |= {"status": "crash", "why": what}
@@ -299,14 +300,14 @@ def examine(name: str) -> dict[str, Any]:
 
 
 class WrongError(Exception):
-    """A pruned network is not what it should be, in a way that is not a number."""
+    """A pruned network is wrong in a way other than a numerical error."""
 
 
 def _examine(model: torch.nn.Module, name: str, streams: str) -> tuple[int, float, bool]:
     """Number of groups, largest relative error, whether the class was kept as long as no layer was emptied.
 
-    Traced with one image and compared on two: the graph against the model, and each compacted network against the
-    gated one. The first time the model is traced as it was built, whatever its values come to be afterwards.
+    Traced with one image and compared on two: the graph against the model, and each compacted network against the gated
+    one. The first trace is of the model as built, before its values are changed.
     """
     one, two = example(name), example(name, 2)
     pruner = Pruner(model, one, scorer="free", streams=streams, inplace=True)
@@ -336,9 +337,9 @@ def _error(model: torch.nn.Module, x: Tensor, truth: list[Tensor]) -> float:
 
 
 def choices(network: Network) -> list[Choice]:
-    """30 % of the filters removed at random, then 70 %, then some layers emptied and some left whole.
+    """30 % of the filters removed at random, then 70 %, then some layers emptied and some kept complete.
 
-    With tied streams that may leave an answer that no longer depends on the input.
+    With tied streams, the output may then no longer depend on the input.
     """
     choice = dict(random_choice(network, seed=0, whole=0.3, empty=0.3))
     if network.streams == "independent":
@@ -355,7 +356,7 @@ def removed_at_random(network: Network, share: float) -> Choice:
 
 
 def _keep_connected(network: Network, choice: dict[str, NDArray[np.bool_]]) -> None:
-    """What every path from the input to the answer needs keeps half of its filters."""
+    """Keep half of the filters that every path from the input to the output needs."""
     rng = np.random.default_rng(0)
     needed = network.strongest_path({group.name: np.ones(group.width) for group in network.groups})
     for name, filters in needed.items():
@@ -372,7 +373,7 @@ def committed() -> dict[str, dict[str, Any]]:
 
 
 def page(rows: dict[str, dict[str, Any]]) -> str:
-    """docs/reference/coverage.md."""
+    """The text of docs/reference/coverage.md."""
     text = (DOCS / "coverage.head.md").read_text()
     for title, prefix in (("torchvision", "torchvision:"), ("timm", "timm:")):
         mine = [row for name, row in rows.items() if name.startswith(prefix)]

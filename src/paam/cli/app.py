@@ -82,7 +82,7 @@ UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno
 
 
 UNWRITABLE = (errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EBADF, errno.EAGAIN)
-"""What writing to standard output may end with: no room, no reader, opened to be read, not to be waited for."""
+"""Errors of writing to standard output: disk full, no reader, I/O error, opened read-only, would block."""
 
 
 @app.callback(invoke_without_command=True)

@@ -16,7 +16,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Stopping:
     """Context that catches these signals in the main thread; does nothing in other threads and for ignored signals.
 
-    ``on_asked`` is called on a request to stop, ``before_exit`` before the process ends without waiting for it.
+    ``on_asked`` is called on a request to stop, ``before_exit`` before the process exits immediately.
     """
 
     def __init__(self, on_asked: Callable[[], object], before_exit: Callable[[], object]) -> None:

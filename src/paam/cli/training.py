@@ -140,7 +140,7 @@ def _prune(
         from paam.runs.run import run
         from paam.views.tensorboard import TensorBoardView
     resuming = f"{_command(sys.argv[1:])} --resume"
-    # Until the next checkpoint is written, the run's own data are the old ones.
+    # Until the next checkpoint is written, the run still records the old data.
     from_checkpoint = f"{resuming} --accept-changed-data" if options.get("accept_changed_data") else resuming
     try:
         with contextlib.ExitStack() as views:
@@ -157,7 +157,7 @@ def _prune(
             def before_exit() -> None:
                 view.close()
                 saved = True
-                with contextlib.suppress(ArtifactError):  # what cannot be listed must not keep us from ending
+                with contextlib.suppress(ArtifactError):  # an unreadable folder must not keep the process from ending
                     saved = bool(checkpoints(out / CHECKPOINTS))
                 complain(
                     f"Stopped without saving. Resume from the last checkpoint with:  {from_checkpoint}"
@@ -187,7 +187,7 @@ def _prune(
     try:
         if not page.exists() or page.stat().st_mtime < record.stat().st_mtime:
             write_report([record], page)
-    finally:  # a report that cannot be written must not lose the result, nor the other way round
+    finally:  # a report that cannot be written must not lose the result, and vice versa
         if not view.heard or not _tell_result(events, out, **shown):
             complain(f"The run in {out} is finished, but standard output could not be written.")
 

@@ -1,1 +1,1 @@
-"""Views of a run's record. They read events and nothing else."""
+"""HTML reports of run records. They read events and nothing else."""

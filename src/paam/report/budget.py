@@ -1,4 +1,4 @@
-"""The network drawn layer by layer: one bar per layer, its filters or MACs, and the part that was kept."""
+"""Layer-by-layer chart: one bar per layer, its filters or MACs, and the part that was kept."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from paam.report.facts import Facts
 HEIGHT = 150
 """Pixels of the tallest bar."""
 PAGE = 960
-"""Pixels that all bars fill side by side where they can: short networks get wider bars."""
+"""Total width in pixels that the bars fill if possible: networks with few layers get wider bars."""
 WIDEST = 52
-"""Pixels of a bar, at most."""
+"""Maximum width of a bar in pixels."""
 PHONE = 340
-"""Pixels of the widest panel, so that one fits on a phone."""
+"""Maximum width of a panel in pixels, so that one fits on a phone."""
 
 
 @dataclass(frozen=True)
 class Bar:
     """Pixels within its panel; ``kept`` of ``width`` are left.
 
-    ``stream``: the layer writes into a residual stream, others may write there too.
+    ``stream``: the layer writes into a residual stream, which other layers may share.
     """
 
     x: float
@@ -33,12 +33,12 @@ class Bar:
     stream: bool
     tip: str
     shown: str
-    """Over the bar."""
+    """Label above the bar."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Neighbouring layers. ``title``: what their names begin with."""
+    """Neighbouring layers. ``title``: the common first part of their names."""
 
     title: str
     pixels: int
@@ -52,7 +52,7 @@ class Budget:
     pitch: int
     label_pixels: int
     by_share: bool
-    """Whether bars show shares of each layer at first: where widths differ so much that narrow layers would vanish."""
+    """Whether bars initially show shares of each layer: if widths differ so much that narrow layers would vanish."""
     streams: bool
     kept: int
     total: int
@@ -64,7 +64,7 @@ class Budget:
 
 
 def budget(facts: Facts) -> Budget | None:
-    """Filters of the groups; over each bar how many stay."""
+    """Filters of the groups; above each bar the number kept."""
     widths = [width for _, width in facts.kept.values()]
     tips = {
         name: f"{name}: {kept} of {width} filters kept ({100 * kept / width:.0f} %)"
@@ -77,7 +77,7 @@ def budget(facts: Facts) -> Budget | None:
 
 
 def macs(facts: Facts) -> Budget | None:
-    """MACs of the layers; over each bar the share that is left, in percent."""
+    """MACs of the layers; above each bar the percentage kept."""
     layers = facts.layer_macs
     shown = {name: f"{100 * left / whole:.0f}" for name, (left, whole) in layers.items()}
     tips = {
@@ -115,7 +115,7 @@ def _budget(
 
 
 def _panels(names: Sequence[str], longest: int) -> list[tuple[str, list[str]]]:
-    """Runs of layers with one first part of their name, in pieces of equal length where they are long."""
+    """Consecutive layers with the same first part of their name, split into pieces of equal length if too long."""
     panels = []
     for head, run in groupby(names, key=lambda name: name.partition(".")[0] if "." in name else ""):
         members = list(run)

@@ -1,4 +1,4 @@
-"""Several runs side by side: seeds of one recipe put together, a table, and accuracy against MACs."""
+"""Comparison of runs: group seeds of one recipe, a table, and accuracy against MACs."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ PUBLISHED = {  # accuracy, parameters removed, FLOPs removed, in percent: arXiv 
 }
 
 NAMED = 12
-"""More rows of the table than these go by their numbers alone in the plane."""
+"""With more table rows than this, points in the plot are labelled by number only."""
 LONGEST_NAME = 32
 MANY = 6
-"""Seeds from so many on are not all numbered in the plane."""
+"""From this many seeds on, not all are numbered in the plot."""
 LETTER, LINE = 0.85, 4.2
-"""Width and height of a letter in the plane, in percent of it."""
+"""Width and height of a letter in percent of the plot."""
 HUES, SHAPES = 6, ("", "square", "bar")
-"""Colours in the style sheet; more rows than these have another shape."""
+"""Number of colours in the style sheet; further rows get another shape."""
 NEAR = (0.7, 1.6)
-"""Points less than this apart, across and down, lie at one place."""
+"""Points closer than this in percent of the plot, horizontally and vertically, count as overlapping."""
 RINGS = 3
 POINT, GAP = 0.9, 1.2
-"""Half the width of a point, and how far from its middle a label begins, likewise."""
+"""Half the width of a point, and the distance of a label from its centre, in percent of the plot."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """``value`` sorts; None goes last."""
+    """``value`` is the sort key; None sorts last."""
 
     shown: str
     value: float | str | None
@@ -59,10 +59,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Family:
-    """Finished runs of one recipe with distinct seeds, or a run that stands alone.
+    """Finished runs of one recipe with distinct seeds, or a single run.
 
-    ``numbers``: places of the runs on the page, from 1. ``differs``: the keys of the recipe whose values at most half
-    of the recipes share. ``note``: why a run stands apart from others of its recipe.
+    ``numbers``: positions of the runs on the page, from 1. ``differs``: the recipe's keys whose values at most half of
+    the recipes share. ``note``: why a run is not grouped with others of its recipe.
     """
 
     label: str
@@ -76,16 +76,16 @@ COLUMNS = ("seeds", "test accuracy", "against dense", "parameters", "MACs", "spe
 
 
 def families(runs: Sequence[Facts]) -> list[Family]:
-    """Rows of the table in the order of the runs, with the keys that set a recipe apart from the others."""
+    """Rows of the table in the order of the runs, with the keys that distinguish a recipe from the others."""
     found: dict[str, list[tuple[int, Facts]]] = {}
     for number, run in enumerate(runs, 1):
-        # A run whose recipe is lost, or was changed on the way, belongs with no other.
+        # A run is not grouped if its recipe is unknown or was changed during the run.
         changed = any(not change.key.startswith("environment.") for change in run.changes)
         key = json.dumps(run.recipe, sort_keys=True) if run.recipe and not changed else f"run {number}"
         found.setdefault(key, []).append((number, run))
     flat = [_flat(members[0][1].recipe) for members in found.values()]
     shared = Counter(pair for keys in flat for pair in keys.items())
-    half = sum(map(bool, flat)) / 2  # of those that are known
+    half = sum(map(bool, flat)) / 2  # of the recipes that are known
     named = []
     for members, keys in zip(found.values(), flat, strict=True):
         apart = ", ".join(f"{key} = {value}" for key, value in keys.items() if shared[key, value] <= half)
@@ -108,7 +108,7 @@ def _listed(seeds: Sequence[Facts]) -> str:
 
 
 def _by_seed(members: Sequence[tuple[int, Facts]]) -> list[tuple[list[tuple[int, Facts]], str]]:
-    """Runs of one recipe, by their numbers: its finished seeds together, and each run that is no further seed."""
+    """Group runs of one recipe: its finished seeds together, then every other run alone."""
     seeds: dict[str, tuple[int, Facts]] = {}
     for number, run in members:
         if run.finished:
@@ -126,12 +126,12 @@ def _by_seed(members: Sequence[tuple[int, Facts]]) -> list[tuple[list[tuple[int,
 
 
 def _seed(run: Facts) -> str:
-    """Unknown where the start is lost; such a run is never grouped with others."""
+    """ "?" if the start event is missing; such a run is never grouped with others."""
     return "?" if run.start is None else str(run.start.seed)
 
 
 def _flat(recipe: Any) -> dict[str, str]:
-    """ "section.key" -> value, without what is not set and the description, which says the same in words."""
+    """ "section.key" -> value, without unset keys and without the description, which only rephrases the settings."""
     sections = recipe_rows(recipe)
     return {
         f"{section}.{key}" if section else key: value
@@ -144,7 +144,7 @@ def _flat(recipe: Any) -> dict[str, str]:
 def row(family: Family, page: Sequence[Facts]) -> list[Cell]:
     """One row of the table, in the order of COLUMNS; several seeds give mean ± standard deviation.
 
-    ``page``: all runs there are to compare with.
+    ``page``: all runs to compare with.
     """
     runs = family.runs
     gains = [(run, gain(run, control_of(run, page))) for run in runs]
@@ -182,7 +182,7 @@ def spread(values: Sequence[float | None], show: Any, digits: int = 2) -> Cell:
 
 
 def published(runs: Sequence[Facts]) -> dict[str, tuple[float, float]]:
-    """The paper's points for networks that have one here, CIFAR-10 only: label -> (share of MACs kept, accuracy)."""
+    """The paper's points for the networks shown, CIFAR-10 only: label -> (share of MACs kept, accuracy)."""
     shown = {run.model for run in runs if run.data == "cifar10" and run.finished}
     models = [model for model in PUBLISHED if model in shown]
     points = {}
@@ -194,7 +194,7 @@ def published(runs: Sequence[Facts]) -> dict[str, tuple[float, float]]:
 
 
 def plane(found: Sequence[Family]) -> Plot | None:
-    """Test accuracy against the share of MACs kept; the paper's points are marks of another kind."""
+    """Test accuracy against the share of MACs kept; the paper's points have another mark."""
     runs = [run for family in found for run in family.runs]
     points: list[tuple[float, float, str, str, str, str, str]] = []  # x, y, kind, tip, label, name, look
     few = len(found) <= NAMED
@@ -235,14 +235,14 @@ def plane(found: Sequence[Family]) -> Plot | None:
 
 
 def looks(found: Sequence[Family]) -> list[str]:
-    """The colour and shape of each row's points; empty where it has none in the plane."""
+    """The colour and shape of each row's points; empty if it has no point in the plot."""
     numbers = itertools.count()
     shown = [next(numbers) if any(run.finished for run in family.runs) else None for family in found]
     return ["" if n is None else f"hue-{n % HUES} {SHAPES[n // HUES % len(SHAPES)]}".strip() for n in shown]
 
 
 def _ringed(marks: Sequence[Mark]) -> list[Mark]:
-    """Runs at one place as rings in each other: how many lie over each, as far as there is room for."""
+    """Draw overlapping runs as concentric rings: count how many are on top of each, up to RINGS."""
     ringed: list[Mark] = []
     for mark in marks:
         over = [
@@ -257,12 +257,12 @@ def _ringed(marks: Sequence[Mark]) -> list[Mark]:
 
 
 def _clear(marks: list[Mark]) -> list[Mark]:
-    """Labels as near to their points as they cover no other and no point: right or left of it, up or down.
+    """Place labels as near to their points as possible without overlap: right or left of them, shifted up or down.
 
-    Of points that lie close together the higher one has the higher label.
+    Of points that are close together, the higher one gets the higher label.
     """
     steps = [LINE / 4 * number for number in range(round(4 * 100 / LINE))]
-    # To the left is as good as a quarter of a line up or down.
+    # Moving the label to the left costs as much as shifting it by a quarter of a line.
     tries = sorted(
         ((shift, before) for step in steps for shift in {step, -step} for before in (False, True)),
         key=lambda place: (abs(place[0]) + place[1] * LINE / 4, place[1], -place[0]),
@@ -290,7 +290,7 @@ def _clear(marks: list[Mark]) -> list[Mark]:
 
 
 def _is_free(mark: Mark, others: Sequence[Mark]) -> bool:
-    """Whether a mark's label lies inside of the plane and on no other's point or label."""
+    """Whether a mark's label is inside the plot and overlaps no other point or label."""
     left, right, top = _box(mark)
     if left < 0 or right > 100 or not 0 <= top <= 100 - LINE:
         return False
@@ -300,7 +300,7 @@ def _is_free(mark: Mark, others: Sequence[Mark]) -> bool:
 
 
 def _box(mark: Mark) -> tuple[float, float, float]:
-    """Left, right and middle of a label."""
+    """Left edge, right edge and vertical centre of a label."""
     length = LETTER * len(f"{mark.label} {mark.name}") + 2
     left, right = (mark.left - length, mark.left - GAP) if mark.before else (mark.left + GAP, mark.left + length)
     return left, right, mark.top + mark.shift

@@ -1,4 +1,4 @@
-"""Runs on one page that are each other's dense control."""
+"""Find a run's dense control among the runs of one page."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from paam.report.facts import Facts
 
 SAME = 0.05
-"""Points of accuracy that one dense network may differ by from machine to machine."""
+"""Tolerance in points of accuracy for the same dense network on different machines."""
 
 
 def control_of(run: Facts, runs: Sequence[Facts]) -> Facts | None:
-    """The run that removed nothing, with the same dense accuracy, training and epochs; None without one."""
+    """The run that removed nothing, with the same dense accuracy, training and epochs; None if there is none."""
     return next((other for other in runs if other is not run and _is_control(other, run)), None)
 
 
@@ -32,7 +32,7 @@ def _is_control(other: Facts, run: Facts) -> bool:
 
 
 def _training(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """How a network is trained after warm-up: what must not differ but for pruning."""
+    """Training settings after warm-up: these must be equal except for pruning."""
     sections = {name: dict(recipe.get(name, {})) for name in ("weight", "finetune", "distill", "data")}
     for location in ("directory", "workers", "memory"):
         sections["data"].pop(location, None)
@@ -41,5 +41,5 @@ def _training(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _epochs(run: Facts) -> int:
-    """Of training after the dense network."""
+    """Number of epochs after the dense network was trained."""
     return sum(epoch.does != "warmup" for epoch in run.own_epochs)

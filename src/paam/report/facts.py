@@ -1,4 +1,4 @@
-"""The facts of a run that a report shows: plain data, None where nothing is known."""
+"""The facts of a run that a report shows: plain data, None if unknown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paam.events import Cost, End, Epoch, Outcome, Start, Widths, setting
 
 @dataclass(frozen=True)
 class Cycle:
-    """One selection. ``accuracy`` in percent right after the cut; ``threshold``: None where it is infinite, too."""
+    """One selection. ``accuracy`` in percent right after the cut; ``threshold``: None also if it is infinite."""
 
     number: int
     scores: dict[str, list[float]] = field(default_factory=dict)
@@ -21,15 +21,15 @@ class Cycle:
     kept_macs: float | None = None
     accuracy: float | None = None
     epoch: int | None = None
-    """In which it was made."""
+    """The epoch of the selection."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A key of the recipe, or of what a run depends on ("environment.hardware"), that a resumed run changed."""
+    """A key of the recipe or of the environment ("environment.hardware") that changed when a run was resumed."""
 
     epoch: int
-    """Epochs done by then."""
+    """Finished epochs at that point."""
     key: str
     before: Any
     now: Any
@@ -37,16 +37,16 @@ class Change:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything a report shows of one run. ``start``: None where a damaged record has lost it."""
+    """Everything a report shows of one run. ``start``: None if it is missing from a corrupt record."""
 
     name: str
     start: Start | None
     epochs: list[Epoch]
-    """In order, one of each number."""
+    """In order, without duplicates."""
     cycles: list[Cycle]
     end: End | None
     failure: str
-    """Why the run ended early, if an error ended it."""
+    """The error that ended the run early, if any."""
     problems: list[str]
     changes: list[Change]
 
@@ -56,7 +56,7 @@ class Facts:
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """As it was at the end, with what was changed on the way; empty where it is not known."""
+        """The recipe at the end of the run, including changes on resume; empty if unknown."""
         begun_with = {} if self.start is None else self.start.recipe
         tree = {key: dict(value) if isinstance(value, dict) else value for key, value in begun_with.items()}
         for change in self.changes:
@@ -68,7 +68,7 @@ class Facts:
         return tree
 
     def setting(self, key: str) -> Any:
-        """A value of the recipe by a key such as "model.name"; None where it has none."""
+        """A value of the recipe by a key such as "model.name"; None if it is not set."""
         return setting(self.recipe, key)
 
     @property
@@ -89,12 +89,12 @@ class Facts:
 
     @property
     def dense_cost(self) -> Cost | None:
-        """Known from the start on."""
+        """Known from the start of the run."""
         return None if self.start is None else self.start.dense
 
     @property
     def kept_macs(self) -> float | None:
-        """Share of the dense network's MACs that the finished network needs."""
+        """Share of the dense network's MACs that the pruned network needs."""
         return None if self.end is None else self.end.pruned.macs / self.end.dense.macs
 
     @property
@@ -103,13 +103,13 @@ class Facts:
 
     @property
     def kept(self) -> Widths:
-        """What the layers keep at the end, or by the last selection."""
+        """What the layers keep at the end, or after the last selection."""
         widths = [cycle.kept for cycle in self.cycles] + ([] if self.end is None else [self.end.kept_filters])
         return next((kept for kept in reversed(widths) if kept), {})
 
     @property
     def layer_macs(self) -> Widths:
-        """MACs of each layer that are left, of how many; empty where they are not recorded of both networks."""
+        """MACs of each layer, as (kept, dense); empty unless recorded for both networks."""
         if self.end is None:
             return {}
         dense, pruned = self.end.dense.layers, self.end.pruned.layers

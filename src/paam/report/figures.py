@@ -1,4 +1,4 @@
-"""Facts of a run -> figures as plain geometry, in percent of the plot, that the templates draw."""
+"""Facts of a run -> figures as plain geometry, in percent of the plot; the templates draw them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ROLES = {
     "finetune": "fine-tune",
     "control": "dense control",
 }
-"""Phases by their role, as short as there is room for."""
+"""Short names of phases by role."""
 LEGEND = {"score": "score phase", "weight": "weight phase", "control": "dense control, grey line"}
-"""Those that the legend has other words for."""
+"""Roles with a different name in the legend."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point with words: ``label`` is printed next to it, ``tip`` is what hovering, focus or a tap shows."""
+    """A point with text: ``label`` is printed next to it, ``tip`` is shown on hover, focus or tap."""
 
     left: float
     top: float
@@ -52,15 +52,15 @@ class Mark:
     tip: str
     label: str = ""
     name: str = ""
-    """More of the label, where the page is wide enough."""
+    """A longer label, shown if the page is wide enough."""
     before: bool = False
-    """Whether the label stands on the left."""
+    """Whether the label is on the left."""
     shift: float = 0.0
-    """How far the label moved down from its point, in percent, to stay clear of others; up where negative."""
+    """Downward shift of the label from its point in percent, to avoid overlap; negative is up."""
     look: str = ""
-    """Colour and shape, where marks of a kind differ."""
+    """Colour and shape, if marks of a kind differ."""
     ring: int = 0
-    """How many others lie over it at the same place."""
+    """How many others are on top of it at the same position."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class Plot:
     lines: list[Line]
     bands: list[Band] = field(default_factory=list)
     stages: list[Band] = field(default_factory=list)
-    """Labelled stretches along the top."""
+    """Labelled ranges along the top."""
     marks: list[Mark] = field(default_factory=list)
     rule: Mark | None = None
-    """A vertical line with a label, as the threshold."""
+    """A vertical line with a label, such as the threshold."""
 
 
 def polyline(points: Iterable[tuple[float, float] | None]) -> str:
@@ -88,7 +88,7 @@ def polyline(points: Iterable[tuple[float, float] | None]) -> str:
             continue
         parts.append(f"{pen}{point[0]:g} {round(100 - point[1], 2):g}")
         pen = "L"
-    # A lone point becomes a dot: a line of no length with round ends.
+    # A single point becomes a dot: a line of length zero with round ends.
     return "".join(f"{part}h0" if part[0] == "M" and _alone(parts, i) else part for i, part in enumerate(parts))
 
 
@@ -100,7 +100,7 @@ def _alone(parts: Sequence[str], index: int) -> bool:
 
 
 def curves(facts: Facts) -> dict[str, Plot]:
-    """Loss and accuracy over the epochs, the phases shaded."""
+    """Loss and accuracy over the epochs, with shaded phases."""
     epochs = facts.epochs
     x = Axis(epochs[0].epoch + 0.5, max(epochs[-1].epoch, epochs[0].epoch + 1) + 1.5)
     seen = [e.accuracy for e in epochs if e.accuracy is not None]
@@ -119,7 +119,7 @@ def curves(facts: Facts) -> dict[str, Plot]:
 
 
 def monitor(facts: Facts) -> str:
-    """Which samples the accuracy per epoch was measured on."""
+    """The samples on which the accuracy per epoch was measured."""
     if facts.start is None:
         return "set not recorded"
     return {"holdout": "held-out samples", "test": "test set"}[facts.start.monitor]
@@ -137,7 +137,7 @@ def _lines(
 
 
 def _bands(epochs: Sequence[Epoch], x: Axis) -> tuple[list[Band], list[Band]]:
-    """Shades phase by phase, and labelled stretches: warm-up, all cycles, fine-tune, control."""
+    """Shaded phases, and labelled ranges: warm-up, all cycles, fine-tune, control."""
 
     def band(run: list[Epoch], kind: str, label: str) -> Band:
         left, right = x.place(run[0].epoch + 0.5), x.place(run[-1].epoch + 1.5)
@@ -154,7 +154,7 @@ def _bands(epochs: Sequence[Epoch], x: Axis) -> tuple[list[Band], list[Band]]:
 
 
 def kind_of(epoch: Epoch) -> str:
-    """As style sheets and templates have it: the role of its phase."""
+    """CSS class of an epoch: the role of its phase."""
     return epoch.does or "other"
 
 
@@ -163,7 +163,7 @@ def phase_label(epoch: Epoch) -> str:
 
 
 def phase_legend(facts: Facts) -> list[tuple[str, str]]:
-    """Shades of the phases that were trained, in their order, and what they stand for."""
+    """CSS classes of the phases that were trained, in order, and their labels."""
     found: dict[str, dict[str, None]] = {}
     for epoch in facts.epochs:
         words = epoch.label or LEGEND.get(epoch.does) or phase_label(epoch)
@@ -172,7 +172,7 @@ def phase_legend(facts: Facts) -> list[tuple[str, str]]:
 
 
 def curve_data(facts: Facts) -> list[list[Any]]:
-    """What hovering over the curves tells, per epoch: number, phase, cycle, loss, accuracy, share of MACs kept."""
+    """Data for the tooltips of the curves, per epoch: number, phase, cycle, loss, accuracy, share of MACs kept."""
     return [
         [
             e.epoch + 1,
@@ -196,11 +196,11 @@ BIN = 0.02
 TOP = 2.0
 """Scores from here on count in the last bin."""
 NARROW, LEAST, PARTS = 0.4, 1e-3, 40
-"""Scores that lie closer together than the first are shown enlarged, down to the second, in about so many bins."""
+"""Score ranges below the first are enlarged, down to a range of the second, in about PARTS bins."""
 
 
 def score_data(facts: Facts) -> dict[str, Any] | None:
-    """Histograms of every cycle and layer, as [bin, count, bin, count, ...], and what was kept at which threshold."""
+    """Sparse histograms of every cycle and layer, as [bin, count, bin, count, ...], with kept filters and threshold."""
     cycles = [cycle for cycle in facts.cycles if any(cycle.scores.values())]
     if not cycles:
         return None
@@ -229,7 +229,7 @@ def score_data(facts: Facts) -> dict[str, Any] | None:
 
 
 def _grid(values: Sequence[float]) -> tuple[float, float, int]:
-    """Where the bins of a histogram start, how wide they are and how many: from 0, or enlarged."""
+    """Start, width and number of histogram bins: from 0, or enlarged."""
     low, high = (min(max(value, -TOP), TOP) for value in (min(values), max(values)))
     if high - low < NARROW:
         middle, half = (low + high) / 2, max(high - low, LEAST) / 2
@@ -250,7 +250,8 @@ def _histogram(scores: Iterable[float], start: float, width: float, bins: int) -
 
 def score_plots(data: dict[str, Any]) -> tuple[Plot, Plot]:
     """All layers of the last cycle: the histogram, split at the threshold, and the cumulative curve. page.js redraws
-    both in the same way when another cycle or layer is chosen."""
+    both in the same way when another cycle or layer is chosen.
+    """
     cycle = data["cycles"][-1]
     counts = [0] * data["bins"]
     for sparse in cycle["counts"]:
@@ -258,7 +259,7 @@ def score_plots(data: dict[str, Any]) -> tuple[Plot, Plot]:
             counts[place] += count
     x = Axis(data["start"], data["start"] + data["bins"] * data["bin"], count=6)
     most = max(counts) * 1.06
-    y = Axis(0, most, count=min(4, most))  # filters are whole
+    y = Axis(0, most, count=min(4, most))  # counts of filters are integers
     split = 0.0 if cycle["threshold"] is None else x.place(cycle["threshold"])
     width = 100 / data["bins"]
     cut, stay, steps, total = "", "", "M0 100", 0
@@ -281,7 +282,7 @@ def score_plots(data: dict[str, Any]) -> tuple[Plot, Plot]:
 
 
 def _bar(left: float, right: float, top: float) -> str:
-    # A threshold on the edge of two bins, but for rounding, splits neither.
+    # A threshold at the edge of two bins, up to rounding, splits neither.
     return f"M{left:.2f} 100V{top:.2f}H{right:.2f}V100Z" if right - left > 0.01 else ""
 
 
@@ -299,7 +300,7 @@ def score_line(cycle: dict[str, Any]) -> str:
 
 
 def costs(facts: Facts) -> Plot | None:
-    """Shares of MACs, parameters and filters that each selection keeps, from the dense network on."""
+    """Shares of MACs, parameters and filters that each selection keeps, starting from the dense network."""
     cycles = [cycle for cycle in facts.cycles if cycle.number and (cycle.kept_macs, cycle.kept_params) != (None, None)]
     if not cycles:
         return None
@@ -335,4 +336,4 @@ FIGURES: dict[str, Callable[[Facts], Any]] = {
     "phases": phase_legend,
     "costs": costs,
 }
-"""What the template of a run finds under these names."""
+"""Figures by their names in the template of a run."""

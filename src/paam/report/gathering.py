@@ -1,6 +1,6 @@
 """Events -> the facts of a run.
 
-A record may be cut, damaged or not finished: what is missing is named in ``problems``, never guessed.
+A record may be truncated, corrupt or unfinished: missing parts are listed in ``problems``, never guessed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from paam.views.format import vanished_line
 
 
 def gather(name: str, events: Sequence[Event], problems: Iterable[str] = ()) -> Facts:
-    """The facts of a run. ``problems``: what was found when its record was read."""
+    """The facts of a run. ``problems``: those found when its record was read."""
     start, end = next(iter(of_kind(events, Start)), None), last(events, End)
-    epochs = {event.epoch: event for event in of_kind(events, Epoch)}  # the last word on each
+    epochs = {event.epoch: event for event in of_kind(events, Epoch)}  # the last event of each epoch wins
     failed = None if end else last(events, Failed)
     facts = Facts(
         name=name,
@@ -36,7 +36,7 @@ def gather(name: str, events: Sequence[Event], problems: Iterable[str] = ()) -> 
 
 
 def _cycles(events: Iterable[Event]) -> list[Cycle]:
-    """Cycles in order, each from its scores and its selection."""
+    """Cycles in order, each merged from its scores and its selection."""
     merged: dict[int, dict[str, Any]] = {}
     for event in events:
         if isinstance(event, Scores):
@@ -55,7 +55,7 @@ def _cycles(events: Iterable[Event]) -> list[Cycle]:
 
 
 def _gaps(facts: Facts, vanished: Iterable[Vanished]) -> list[str]:
-    """What is missing or went wrong, in sentences."""
+    """Sentences about what is missing or went wrong."""
     found = []
     if facts.start is None:
         found.append("The start of the record is missing: recipe, seed, hardware and command are not known.")

@@ -1,4 +1,4 @@
-"""Dense against pruned in four figures, in the words the console uses; and the facts a result depends on."""
+"""Dense against pruned in four figures, worded as in the console; and the facts a result depends on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paam.views.format import MONITORS, NOTHING, TIMES, TRAINED, duration, setti
 
 @dataclass(frozen=True)
 class Card:
-    """``value``: the large figure. ``kept``: share for a small bar, where there is one."""
+    """``value``: the large figure. ``kept``: share for a small bar, if there is one."""
 
     label: str
     value: str
@@ -52,7 +52,7 @@ def _so_far(facts: Facts) -> list[str]:
 
 
 def against_dense(facts: Facts, control: Facts | None = None) -> str:
-    """The change in accuracy, where the two may be compared; or against a control that is a run of its own."""
+    """The change in accuracy if the dense network is comparable, or against a control from a separate run."""
     if facts.end is None:
         return "not recorded"
     if (points := gain(facts, control)) is not None:
@@ -61,7 +61,7 @@ def against_dense(facts: Facts, control: Facts | None = None) -> str:
 
 
 def gain(facts: Facts, control: Facts | None) -> float | None:
-    """Points of accuracy over the dense control; None where there is none."""
+    """Points of accuracy over the dense control; None if there is none."""
     if facts.end is not None and facts.fair:
         return facts.end.pruned.accuracy - facts.end.dense.accuracy
     if facts.end is not None and control is not None and control.end is not None:
@@ -95,7 +95,7 @@ def _times(outcome: Outcome) -> str:
 
 
 def origins(facts: Facts) -> dict[str, str]:
-    """What the numbers depend on, by name; what is not recorded is left out."""
+    """What the numbers depend on, by name; unrecorded values are omitted."""
     start = facts.start
     time = {"time in epochs": duration(facts.seconds)} if facts.seconds else {}
     if start is None:
@@ -120,7 +120,7 @@ def origins(facts: Facts) -> dict[str, str]:
 
 
 def recipe_rows(recipe: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Every key of a recipe by section; keys outside of a section come first, without a name."""
+    """Every key of a recipe by section; top-level keys come first, under an empty name."""
     rows: dict[str, dict[str, str]] = {"": {}}
     for section, values in recipe.items():
         if isinstance(values, dict):

@@ -1,4 +1,4 @@
-"""Records -> one self-contained page: template, style, script and data in a single file that opens offline."""
+"""Records -> one self-contained HTML page: template, style, script and data in a single file that works offline."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from paam.views.format import NOTHING, setting_text, signed
 
 
 def write_report(records: Sequence[Path], out: Path) -> list[str]:
-    """Write the report of one or more runs, given by their record files; returns what could not be shown and why.
+    """Write the report of one or more runs, given their record files; returns what could not be shown, with the reason.
 
-    A run that cannot be read is named on the page and the others are shown; when none can be, nothing is written.
+    A run that cannot be read is listed on the page and the others are shown; if none can be read, nothing is written.
     """
     if out.suffix != ".html":
         raise ArtifactError(f"A report is written to a file that ends in .html; '{out}' was given with -o.")
     runs, refused = _read(records)
     if not runs:
         raise ArtifactError(f"There is no run to report on: {' '.join(refused)}")
-    # A lone surrogate can stand in JSON but not in UTF-8.
+    # JSON may contain a lone surrogate, which UTF-8 cannot encode.
     write_atomically(out, page(runs, refused).encode("utf-8", "replace"))
     return refused
 
@@ -51,13 +51,13 @@ def _read(records: Sequence[Path]) -> tuple[list[Facts], list[str]]:
             runs.append(gather(name, *salvage_events(record)))
         except PaamError as error:
             refused.append(str(error))
-        except OSError as error:  # a folder that may not be looked into, a name that is too long
+        except OSError as error:  # a folder without permission, or a name that is too long
             refused.append(f"{record.parent} cannot be read: {error.strerror}.")
     return runs, refused
 
 
 def page(runs: Sequence[Facts], refused: Sequence[str] = ()) -> str:
-    """The whole page as text."""
+    """The complete page as text."""
     environment = _environment()
     assert environment.loader is not None
     style, script = (Markup(environment.loader.get_source(environment, name)[0]) for name in ("page.css", "page.js"))
@@ -94,7 +94,7 @@ def _environment() -> Environment:
 
 
 def embedded(value: Any) -> Markup:
-    """Data for a script element, which no text in them can close."""
+    """JSON for a script element, escaped so that no text in it can close the element."""
     body = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return Markup(body.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 

@@ -1,4 +1,4 @@
-"""Axes: a range of values, where a value stands on it in percent, and ticks at round numbers."""
+"""Axes: a range of values, the position of a value in percent, and ticks at round numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tick:
-    """``at``: percent of the way along the axis."""
+    """``at``: position along the axis in percent."""
 
     at: float
     label: str
@@ -23,7 +23,7 @@ class Axis:
     count: float = 5
 
     def place(self, value: float) -> float:
-        """Percent of the way from ``low`` to ``high``, kept within the plot."""
+        """Position between ``low`` and ``high`` in percent, clipped to the plot."""
         low, high = self.low, self.high
         if self.log:
             low, high, value = math.log(low), math.log(high), math.log(max(value, self.low))
@@ -37,7 +37,7 @@ class Axis:
 
 
 def linear(values: Iterable[float], *, count: int = 5, least: float = 1e-9) -> Axis:
-    """An axis with some air around the values; ``least``: its shortest range."""
+    """An axis with some padding around the values; ``least``: its minimum range."""
     values = list(values) or [0.0, 1.0]
     low, high = min(values), max(values)
     air = max(0.06 * (high - low), (least - (high - low)) / 2, 1e-9 * abs(high))
@@ -45,7 +45,7 @@ def linear(values: Iterable[float], *, count: int = 5, least: float = 1e-9) -> A
 
 
 def logarithmic(values: Iterable[float]) -> Axis:
-    """Logarithmic where the values span a factor of 20 and allow it, else linear from 0."""
+    """Logarithmic if the values are positive and span a factor of more than 20, else linear from 0."""
     values = list(values) or [1.0]
     low, high = min(values), max(values)
     if low > 0 and high / low > 20:
@@ -60,7 +60,7 @@ def round_steps(low: float, high: float, count: float) -> list[float]:
 
 
 def round_step(raw: float) -> float:
-    """1, 2 or 5 times a power of ten: the nearest."""
+    """The nearest of 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(raw))
     return min((power, 2 * power, 5 * power, 10 * power), key=lambda step: abs(math.log(step / raw)))
 
@@ -72,7 +72,7 @@ def _decades(low: float, high: float) -> list[float]:
 
 
 def _labels(values: list[float]) -> list[str]:
-    """Labels with as many decimals each; thousands get their comma."""
+    """Labels with the same number of decimals and with thousands separators."""
     if len(values) < 2:
         return [f"{value:g}" for value in values]
     digits = max(0, -math.floor(math.log10(values[1] - values[0]) + 1e-9))

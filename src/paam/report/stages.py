@@ -1,4 +1,4 @@
-"""What each stage of the pipeline cost, or gained, in accuracy."""
+"""The loss or gain in accuracy at each stage of the pipeline."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ WORDS = {
     "finetune": ("after fine-tune", "tuned"),
     "control": ("dense control", "dense"),
 }
-"""The end of a phase by its role: in the table, and under the plot."""
+"""Labels for the end of a phase by its role: in the table, and below the plot."""
 APART = 0.18
-"""How far the dense control stands from the other stages, as a share of their number."""
+"""Distance of the dense control from the other stages, as a share of their number."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Accuracy in percent at a point of the pipeline, and the change in points since the stage before it.
+    """Accuracy in percent at a point of the pipeline, and the change in points since the previous stage.
 
-    ``kind``: the role of the phase that ended, "other" where it is not known, or "cut".
+    ``kind``: the role of the phase that ended, "other" if unknown, or "cut".
     """
 
     label: str
@@ -39,7 +39,7 @@ class Stage:
 
 
 def stages(facts: Facts) -> list[Stage]:
-    """The end of each phase that trained the network, and each cut; and the dense control, which stands apart."""
+    """The end of each phase that trained the network, and each cut; last the dense control, without a change."""
     ends = [list(run)[-1] for _, run in groupby(facts.epochs, key=lambda epoch: (epoch.phase, epoch.cycle))]
     points = [(_time(cut, facts), stage) for cut in facts.cycles if (stage := _after_cut(cut))]
     points += [((end.epoch, 1), stage) for end in ends if (stage := _after_phase(end, facts))]
@@ -55,7 +55,7 @@ def stages(facts: Facts) -> list[Stage]:
 
 
 def _time(cut: Cycle, facts: Facts) -> tuple[int, int]:
-    """When a cut was made: before or after the training in its epoch, which was done with what it keeps or without."""
+    """When a cut was made: before the training in its epoch (with the kept filters only) or after it."""
     at = cut.epoch or 0
     without = any(epoch.epoch == at and epoch.kept_macs != cut.kept_macs for epoch in facts.epochs)
     return at, 2 if without else 0
@@ -69,7 +69,7 @@ def _after_cut(cut: Cycle) -> Stage | None:
 
 
 def _after_phase(end: Epoch, facts: Facts) -> Stage | None:
-    """By the last epoch of a phase; score phases train no network."""
+    """From the last epoch of a phase; score phases train no weights."""
     if end.accuracy is None or end.does == "score":
         return None
     label, short = WORDS.get(end.does, (f"after {end.phase}", end.phase))
@@ -92,17 +92,17 @@ def _of(cycle: int) -> str:
 
 
 def cuts_unmeasured(facts: Facts) -> bool:
-    """Whether the record is older than the measurement right after a cut."""
+    """Whether the record predates the measurement right after a cut."""
     cuts = [cycle for cycle in facts.cycles if cycle.kept]
     return bool(cuts) and all(cycle.accuracy is None for cycle in cuts)
 
 
 def stage_plot(facts: Facts, found: list[Stage]) -> Plot | None:
-    """The accuracies one after another: down at a cut, up again by training."""
+    """The accuracies in order: down at a cut, up again by training."""
     if len(found) < 2:
         return None
     steps = [float(i) for i in range(len(found))]
-    if found[-1].kind == "control":  # apart from the others, so that its label has room next to the one before
+    if found[-1].kind == "control":  # with a gap, so that its label has room next to the previous one
         steps[-1] = steps[-2] + max(1.0, APART * len(found))
     x = Axis(-0.8, steps[-1] + 0.6)
     y = linear((stage.accuracy for stage in found), least=1)

@@ -18,7 +18,7 @@ from paam.views.live import LiveView
 
 
 class View(Protocol):
-    """Shows events and steps as they come. ``heard``: whether its output still goes anywhere."""
+    """Displays events and steps as they arrive. ``heard``: whether its output can still be written."""
 
     heard: bool
 
@@ -29,12 +29,12 @@ class View(Protocol):
     ) -> None: ...
 
     def close(self) -> None:
-        """Give the terminal back at once; leaving the view does it too."""
+        """Restore the terminal immediately; leaving the context does it too."""
 
     def event(self, event: Event) -> None: ...
 
     def step(self, step: int, steps: int) -> None:
-        """A step of this process's own run."""
+        """A step of a run in this process."""
 
     def at(self, progress: Progress | None) -> None:
         """Progress of a run in another process."""
@@ -43,9 +43,9 @@ class View(Protocol):
 
 
 class Harmless:
-    """A view whose failure is reported once; from then on it is skipped, and the run continues.
+    """A view whose failure is reported once; after that it is skipped, and the run continues.
 
-    ``name``: what it is called in that sentence, for ``report``.
+    ``name``: the name of the view in that message, which goes to ``report``.
     """
 
     def __init__(self, view: Any, name: str, report: Callable[[str], object]) -> None:
@@ -89,14 +89,14 @@ class Harmless:
 
 
 def choose_view(hint: str, *, quiet: bool = False, as_json: bool = False) -> View:
-    """Live on a terminal, lines elsewhere; ``hint`` stands at the bottom of the live view."""
+    """Live on a terminal, lines elsewhere; ``hint`` is the last line of the live view."""
     if quiet and as_json:
         raise RecipeError("--quiet and --json contradict each other; give one of them.")
     if quiet:
         return QuietView()
     if as_json:
         return JsonView()
-    # Not rich's own answer alone: FORCE_COLOR calls a log file a terminal.
+    # rich's check is not enough: with FORCE_COLOR it treats a log file as a terminal.
     console = Console(file=sys.stdout)
     if sys.stdout.isatty() and console.is_terminal and not console.is_dumb_terminal:
         return LiveView(console, hint)

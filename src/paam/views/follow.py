@@ -1,4 +1,4 @@
-"""Follow the record of a run in another process as it grows, also when it is replaced."""
+"""Follow the record of a run in another process as it grows, even if the file is replaced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paam.runs.record import LARGEST_FILE, Entry, check_start, events_of, read_l
 
 
 class Follower:
-    """Reads a record as it grows. The file stays open, so that its replacement cannot have the same inode."""
+    """Reads a record as it grows. The file stays open, so that its replacement cannot get the same inode."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,15 +31,15 @@ class Follower:
     def poll(self) -> list[Event]:
         """New events. A record that was replaced is read from its start.
 
-        Where it begins as the one before, up to an epoch or a change, its run was resumed: a Resumed event comes first
-        and says how many are old.
+        If it begins like the previous one, up to an epoch or a change, its run was resumed: the first event is then a
+        Resumed event with the number of old events.
         """
         before: list[bytes] | None = None
         if self.file is None or self._replaced():
             try:
                 opened = open_to_read(self.path, LARGEST_FILE)
             except FileNotFoundError:
-                return []  # between two runs; without any, the caller has said so
+                return []  # between two runs; if there was never a record, the caller has reported that
             except OSError as error:
                 raise self._unreadable(error) from error
             self._close()

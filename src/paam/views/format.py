@@ -1,4 +1,4 @@
-"""Numbers and events as short pieces of text, the same in every view."""
+"""Numbers and events as short text, the same in every view."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ROLES = {
     "finetune": "fine-tuning the small network",
     "control": "training the dense control",
 }
-"""What goes on in a phase, by its role."""
+"""Description of a phase by its role."""
 MONITORS = {"holdout": "held-out", "test": "test"}
 TRAINED = {"as long": "the same epochs", "warm-up": "warm-up only", "as given": "as it came"}
 """How long the dense network of a result was trained."""
 SPARKS = "▁▂▃▄▅▆▇█"
 NOTHING = "–"
-"""A dash where nothing is recorded or set."""
+"""A dash if nothing is recorded or set."""
 TIMES = "×"
 MINUS = "−"
 
@@ -41,12 +41,12 @@ def signed(value: float, digits: int = 2) -> str:
 
 
 def change(percent: float) -> str:
-    """What is removed, as a change: "-52.4 %", and "0.0 %" where nothing is."""
+    """The share removed, as a change: "-52.4 %", or "0.0 %" if nothing is removed."""
     return f"{-percent:.1f} %".replace("-0.0 %", "0.0 %")
 
 
 def score_text(score: float) -> str:
-    """Three digits, or as many as tell it from 1, where scores begin."""
+    """Three digits, or as many as distinguish it from 1, the initial score."""
     digits = next((digits for digits in range(3, 7) if score == 1 or round(score, digits) != 1), 7)
     return f"{score:.{digits if digits == 3 else digits + 1}f}"
 
@@ -57,7 +57,7 @@ def setting_text(value: Any) -> str:
         return NOTHING
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, list):  # of single values: what is nested deeper is damage, and may be endless
+    if isinstance(value, list):  # of scalars: deeper nesting means a corrupt record, and may be endless
         return ", ".join("…" if isinstance(part, list) else setting_text(part) for part in value) or "none"
     if isinstance(value, dict):
         return "…"
@@ -65,7 +65,7 @@ def setting_text(value: Any) -> str:
 
 
 def countdown(seconds: float | None) -> str:
-    """ "0:07", "12:34", "3:04:05", "2 d 03:04"; dashes while nothing is known."""
+    """ "0:07", "12:34", "3:04:05", "2 d 03:04"; dashes if unknown."""
     if seconds is None:
         return "-:--"
     whole = max(round(seconds), 0)
@@ -110,7 +110,7 @@ def title(start: Start) -> str:
 
 
 def event_lines(event: Event) -> list[str]:
-    """Sentences on an event other than an epoch: the same in a log, and on a terminal after the live view."""
+    """Sentences about an event other than an epoch: the same in a log and on a terminal after the live view."""
     match event:
         case Start():
             return [start_line(event)]
@@ -169,7 +169,7 @@ def filters(event: Selected | End) -> tuple[int, int]:
 
 
 def phase_name(phase: PhaseFacts | Epoch) -> str:
-    """What goes on, in words."""
+    """Description of a phase."""
     name = phase.phase if isinstance(phase, Epoch) else phase.name
     return clean(phase.label or ROLES.get(phase.does) or name)
 
@@ -179,7 +179,7 @@ def phase_line(phase: PhaseFacts | Epoch) -> str:
 
 
 def epoch_line(event: Epoch, monitor: str) -> str:
-    """``monitor``: which images the accuracy was measured on, as in MONITORS."""
+    """``monitor``: the images the accuracy was measured on, as in MONITORS."""
     seen = "" if event.accuracy is None else f"   {monitor} accuracy {event.accuracy:.2f} %"
     return f"{phase_line(event)}   loss {event.loss:.4f}{seen}"
 
@@ -196,31 +196,31 @@ def result_line(start: Start, end: End) -> str:
 
 
 def removed(end: End, key: str) -> float:
-    """Percent of the dense network's "params" or "macs" that are gone."""
+    """Percent of the dense network's "params" or "macs" that were removed."""
     return 100 * (1 - float(getattr(end.pruned, key)) / float(getattr(end.dense, key)))
 
 
-# --- pictures of text -------------------------------------------------------------------------------------------------
+# --- text graphics ----------------------------------------------------------------------------------------------------
 
 
 def bar_cells(kept: int, width: int, bar: int) -> int:
-    """Full cells of a bar: all only where all are kept, one at least where any is."""
+    """Filled cells of a bar: all only if all filters are kept, at least one if any is."""
     return max(bar * kept // width, min(kept, 1))
 
 
 def score_blocks(scores: Iterable[Sequence[float]], bins: int = 20) -> str:
-    """How all scores spread over 0 to 1, as a row of blocks; those outside count in the first and the last."""
+    """Histogram of all scores from 0 to 1 as block characters; scores outside count in the first and last bin."""
     counts = [0] * bins
     for values in scores:
         for score in values:
             counts[min(max(math.floor(score * bins), 0), bins - 1)] += 1
     top = max(counts)
-    # Any count at all is visible: the lowest block is for one filter, a blank for none.
+    # Any nonzero count is visible: the lowest block means at least one filter, a blank none.
     return "".join(" " if not count else SPARKS[(len(SPARKS) - 1) * count // top] for count in counts)
 
 
 def curve_blocks(values: Sequence[float], width: int) -> str:
-    """Values over time as blocks from the lowest to the highest; where they do not fit, neighbours are averaged."""
+    """Sparkline from the lowest to the highest value; if values do not fit, neighbours are averaged."""
     if len(values) > width:
         edges = [len(values) * place // width for place in range(width + 1)]
         values = [math.fsum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]

@@ -1,4 +1,4 @@
-"""A run as calm lines, for logs and pipes; as JSON, for machines; or not at all."""
+"""Non-interactive views of a run: lines for logs and pipes, JSON for programs, or nothing."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from paam.views.format import MONITORS, clean, countdown, epoch_line, event_line
 from paam.views.state import Resuming, RunState, after
 
 LINE_EVERY = 30.0
-"""Seconds between lines inside of one epoch."""
+"""Seconds between lines within one epoch."""
 LONGEST = 4000
-"""Characters of a sentence; nothing that we say comes near."""
+"""Maximum characters of a message; our own are far shorter."""
 
 
 class QuietView:
-    """Shows nothing; the other views begin with it."""
+    """Shows nothing; the base class of the other views."""
 
     def __init__(self) -> None:
         self.heard = True
@@ -53,7 +53,7 @@ class QuietView:
 
 
 class JsonView(QuietView):
-    """Every event as one line, as it stands in the record, on what is standard output now."""
+    """Writes every event as one line, as in the record, to the standard output at construction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class JsonView(QuietView):
 
 
 class LinesView(QuietView):
-    """A line when something has happened, and now and then within a long epoch."""
+    """A line for every event, and one at intervals within a long epoch."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class LinesView(QuietView):
 
 
 def show(console: Console, *parts: RenderableType) -> bool:
-    """As ``put``, for what rich lays out for a console on standard output."""
+    """Like ``put``, for rich renderables, laid out for a console on standard output."""
     plain = [clean_lines(part) if isinstance(part, str) else part for part in parts]
     return _laid_out(console, sys.stdout, *plain)
 
@@ -125,15 +125,15 @@ def _laid_out(console: Console, out: TextIO, *parts: RenderableType) -> bool:
         with console.capture() as laid_out:
             for part in parts:
                 console.print(part, highlight=False, soft_wrap=isinstance(part, str | Text), markup=False)
-    except (OSError, ValueError):  # a terminal that is gone, or a stream that is closed: rich flushes it first
+    except (OSError, ValueError):  # the terminal is gone, or the stream is closed: rich flushes it first
         let_go(out)
         return False
     return write(laid_out.get().removesuffix("\n"), out)
 
 
 def let_go(out: TextIO) -> None:
-    """Discard what a stream still buffers, and all that follows: it cannot be written."""
-    with contextlib.suppress(OSError, ValueError):  # no file, or closed
+    """Discard the buffer of a stream that cannot be written, and everything written to it later."""
+    with contextlib.suppress(OSError, ValueError):  # not backed by a file, or closed
         number = out.fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, number)
@@ -141,25 +141,25 @@ def let_go(out: TextIO) -> None:
 
 
 def put(line: str, out: TextIO | None = None) -> bool:
-    """A line on standard output; False when its reader has gone (``| head``), which must not end a long run."""
+    """Print a line; False if its reader has gone (``| head``), which must not end a long run."""
     return write(clean(line), out or sys.stdout)
 
 
 def complain(sentence: str) -> None:
-    """A sentence on standard error, shortened and without control characters, whatever it quotes."""
+    """Print a message to standard error, shortened and without control characters, whatever it quotes."""
     if len(sentence) > LONGEST:
         sentence = f"{sentence[: LONGEST // 2]} [...] {sentence[-LONGEST // 2 :]}"
     _laid_out(Console(stderr=True), sys.stderr, Text(f"paam: {clean(sentence)}", "red"))
 
 
 def write(text: str, out: TextIO) -> bool:
-    """A text as it is, and a line break. Of characters that the stream does not know, standard error shows the code."""
+    """Write text and a newline. Unencodable characters become escape sequences on standard error, else "?"."""
     encoding, unknown = out.encoding or "utf-8", "backslashreplace" if out is sys.stderr else "replace"
     try:
         print(text.encode(encoding, unknown).decode(encoding), file=out, flush=True)
     except (OSError, ValueError):  # its reader has gone, its disk is full, or a model's code has closed it
         let_go(out)
         return False
-    except RuntimeError:  # a signal handler spoke in the middle of another line: that one goes first
+    except RuntimeError:  # reentrant write from a signal handler: the interrupted line takes precedence
         pass
     return True

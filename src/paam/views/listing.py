@@ -1,4 +1,4 @@
-"""Many runs at a glance: which there are below a folder, how far they are, and their headline numbers."""
+"""Overview of many runs: find them below a folder, with their progress and headline numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paam.runs.record import COMPRESSED_FILE, LOCK_FILE, RECIPE_FILE, RECORD_FIL
 from paam.views.format import MONITORS, age, change, clean, control_line, data_name, model_name, removed
 
 LEVELS = 4
-"""Folders below the one given in which runs are looked for."""
+"""How many folder levels below the given one are searched for runs."""
 STATES = {
     "running": "cyan",
     "stopped": "yellow",
@@ -35,7 +35,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class RunRow:
-    """Accuracy in percent, on ``measured_on`` (test, or what is watched while training); removed: percent of dense.
+    """Accuracy in percent, on ``measured_on`` (test, or the set monitored during training); removed: percent of dense.
 
     ``control_accuracy``: of a dense control, measured on the same images. ``resume``: the command that resumes the run.
     """
@@ -59,14 +59,14 @@ class RunRow:
 
 
 def list_runs(top: Path) -> list[RunRow]:
-    """Running ones first, then by state; the newest first. A run that cannot be read is a row that says why."""
+    """Running ones first, then by state; newest first. A run that cannot be read becomes a row with the reason."""
     rows = [_row(path) for path in _find(top, LEVELS)]
     order = list(STATES)
     return sorted(rows, key=lambda row: (order.index(row.state), row.age_seconds, row.path))
 
 
 def _find(folder: Path, levels: int) -> Iterator[Path]:
-    """Run directories, and folders that could not be looked into."""
+    """Run directories, and folders that could not be listed."""
     try:
         with os.scandir(folder) as found:
             entries = sorted(found, key=lambda entry: entry.name)
@@ -94,7 +94,7 @@ def _row(path: Path) -> RunRow:
 
 def _summarised(path: Path, events: list[Event], quiet: float) -> RunRow:
     start, end, failed, cut = last(events, Start), last(events, End), last(events, Failed), last(events, Selected)
-    assert start is not None  # as the reader has checked
+    assert start is not None  # the reader has checked this
     epochs = of_kind(events, Epoch)
     own = [event.accuracy for event in epochs if event.does != "control"]
     controls = [event.accuracy for event in epochs if event.does == "control" and event.accuracy is not None]
@@ -109,7 +109,7 @@ def _summarised(path: Path, events: list[Event], quiet: float) -> RunRow:
     else:
         longest = max((event.seconds for event in epochs), default=0.0)
         state = "running" if life(path, longest, quiet, grace=0) == "alive" else "stopped"
-        if failed is not None:  # the last event of its record, which a resumed run removes
+        if failed is not None:  # the last event of its record; resuming removes it
             state, why = "failed", clean(failed.reason)
         if state != "running":
             resume = resume_command(path, start, last(events, Changed)) or None
@@ -137,22 +137,23 @@ def _summarised(path: Path, events: list[Event], quiet: float) -> RunRow:
 
 
 def resume_command(run: Path, start: Start, changed: Changed | None = None) -> str:
-    """The command that resumes a run where it lies now, with the settings that it last ``changed``.
+    """The command that resumes a run at its current path, with the settings that it last ``changed``.
 
-    Empty where its record names no command, was copied here without the run, or has a path that no command can name.
+    Empty if the record has no command, was copied here without the run, or has a path that cannot be written in a
+    command.
     """
     known = [event.command for event in (changed, start) if event is not None and event.command]
     if not known or clean(run) != str(run) or not (run / LOCK_FILE).exists():
         return ""
     try:
         words = shlex.split(clean(known[0]).removesuffix(" --resume"))
-    except ValueError:  # quotes that do not close
+    except ValueError:  # unbalanced quotes
         words = []
     if words[:1] != ["paam"] or "--" in words:  # not written by the command line
         return ""
     elsewhere = [a == "--out" or b == "--out" or b.startswith("--out=") for a, b in pairwise(["", *words])]
     kept = [word for word, gone in zip(words, elsewhere, strict=True) if not gone]
-    # The run's own copy, where the recipe does not lie below the folder that the command would be given in.
+    # The run's own copy, if the recipe does not exist relative to the current folder.
     copy = run / RECIPE_FILE
     kept = [str(copy) if _is_absent_recipe(word) and copy.is_file() else word for word in kept]
     flag = [FLAG] if is_code(str(start.setting("model.name"))) and not _allows_code(kept) else []
@@ -169,14 +170,14 @@ def _is_absent_recipe(word: str) -> bool:
 
 
 def runs_table(rows: Sequence[RunRow], width: int) -> RenderableType:
-    """One line per run where all fit, two otherwise."""
+    """One line per run if all fit, otherwise two."""
     table = _one_line_each(rows)
     fits = Console(width=10_000).measure(table).maximum <= width
     return table if fits else Group(*_two_lines_each(rows, width))
 
 
 def runs_notes(rows: Sequence[RunRow]) -> list[Text]:
-    """Why runs have ended, and the commands that resume them: lines to be copied, which must not be wrapped."""
+    """Why runs ended, and the commands that resume them: lines for copying, which must not be wrapped."""
     notes = []
     for row in rows:
         if row.why:

@@ -1,4 +1,4 @@
-"""A run on the whole terminal, redrawn in place a few times a second; messages stay there afterwards."""
+"""Full-screen view of a run, redrawn in place a few times a second; messages remain on the terminal afterwards."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ LINES_KEPT, LONGEST_LINE = 1000, 10_000
 
 
 class LiveView:
-    """Shows events as they come; a context manager, so that the terminal is left in order.
+    """Displays events as they arrive; a context manager, so that the terminal is always restored.
 
-    It uses the terminal's second screen: a resize cannot tear what has been drawn, and nothing wraps or scrolls.
+    It uses the terminal's alternate screen: resizing cannot corrupt the drawing, and nothing wraps or scrolls.
     """
 
     def __init__(self, console: Console, hint: str) -> None:
@@ -39,9 +39,9 @@ class LiveView:
         self.story: list[str] = []
         self.resuming = Resuming()
         self.said = _Said()
-        self.lock = threading.Lock()  # the redrawing thread must not see half an event
+        self.lock = threading.Lock()  # the redrawing thread must not see a half-processed event
         self.failure: Exception | None = None
-        """Why it could not be drawn."""
+        """Why drawing failed."""
         self.live = _Redrawn(
             self._failed,
             console=console,
@@ -61,19 +61,19 @@ class LiveView:
 
     def __exit__(self, kind: object, *exception: object) -> None:
         self.close()
-        story = [] if kind is KeyboardInterrupt else self.story  # who leaves has seen it
+        story = [] if kind is KeyboardInterrupt else self.story  # after Ctrl-C the user has seen it
         with contextlib.suppress(OSError):
             for line in [*story, *self.said.lines()]:
                 self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Give the terminal back, from a signal handler too; again is harmless."""
+        """Restore the terminal, also from a signal handler; idempotent."""
         if self.closing:
             return
         self.stack.close()
         self.closing = True
         self.live.refresh()
-        with contextlib.suppress(Exception):  # of a terminal that is gone, or of what failed before
+        with contextlib.suppress(Exception):  # the terminal is gone, or an earlier error
             self.live.stop()
 
     def _failed(self, error: Exception) -> None:
@@ -96,19 +96,19 @@ class LiveView:
         self.state.progress = progress
 
     def warn(self, sentence: str) -> None:
-        """A sentence about the run as it is now; an empty one takes it back."""
+        """Show a message about the current state of the run; an empty one removes it."""
         self.warning = sentence
 
     def _check(self) -> None:
-        """Raise what failed in the thread that draws."""
+        """Raise an error of the drawing thread."""
         if self.failure is not None and not self.closing:
             raise self.failure
 
     def _render(self) -> Group:
-        if self.closing:  # terminals that were resized meanwhile may keep rows of the second screen
+        if self.closing:  # terminals that were resized meanwhile may keep rows of the alternate screen
             return Group()
         width, height = self.console.size
-        # Not for ever: a signal handler may close the view in the middle of an event.
+        # With a timeout: a signal handler may close the view while it processes an event.
         if not self.lock.acquire(timeout=0.5):
             return Group()
         try:
@@ -119,7 +119,7 @@ class LiveView:
 
 
 class _Redrawn(Live):
-    """Reports errors of drawing, which would be lost in the thread that draws."""
+    """Reports drawing errors, which would be lost in the drawing thread."""
 
     def __init__(self, failed: Callable[[Exception], object], **options: Any) -> None:
         self.failed = failed
@@ -133,7 +133,7 @@ class _Redrawn(Live):
 
 
 class _Said(io.TextIOBase):
-    """Takes what libraries print meanwhile (warnings, a model's own print) and keeps the last of it for afterwards."""
+    """Captures what libraries print meanwhile (warnings, a model's own print) and keeps the last lines of it."""
 
     def __init__(self) -> None:
         self.whole: deque[str] = deque(maxlen=LINES_KEPT)

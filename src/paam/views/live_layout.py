@@ -1,4 +1,4 @@
-"""One screenful of a going run: state and size -> lines of text, none wider than the screen."""
+"""One screen of the live view: state and size -> lines of text, none wider than the screen."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ MARGIN = 1
 LABEL = 12
 """Columns of the labels on the left."""
 NARROWEST, WIDEST_BAR, COUNTS = 38, 64, 11
-"""Columns of a layer where many must fit, of its bar where few do, and of "   16/64   " before it."""
+"""Minimum columns of a layer in a multi-column layout, maximum columns of its bar, and columns of "   16/64   "."""
 
 
 def frame(state: RunState, width: int, height: int, *, hint: str, warning: str = "", news: list[str]) -> list[Text]:
     """At most ``height`` lines of at most ``width`` columns.
 
-    ``hint`` stands at the bottom, ``warning`` instead of it; ``news``: what the program and its libraries have said.
+    ``hint`` is the last line, replaced by ``warning`` if there is one; ``news``: recent output of the program and its
+    libraries.
     """
     inner = max(width - 2 * MARGIN, 1)
     if state.start is None:
@@ -57,7 +58,7 @@ def _fitted(line: Text, width: int) -> Text:
 
 
 def _apart(left: Text, right: Text, width: int) -> Text:
-    """Two texts at the ends of a line; the left one gives way."""
+    """Left- and right-aligned text on one line; the left one is truncated if needed."""
     room = width - right.cell_len - 2
     if room < min(left.cell_len, 16):
         return left
@@ -97,7 +98,7 @@ def _progress(state: RunState, width: int) -> list[Text]:
     ]
     if finished:
         rows = rows[1:]
-    known = state.progress.steps if state.progress else 0  # the bars must not jump from epoch to epoch
+    known = state.progress.steps if state.progress else 0  # constant width: bars must not jump from epoch to epoch
     counts = max(len(f"step {known} of {known}"), len(f"{state.epochs} of {state.epochs}"), 15)
     lines = []
     for label, part, whole, count, seconds in rows:
@@ -113,7 +114,7 @@ def _label(name: str) -> tuple[str, str]:
 
 
 def _bar(share: float, width: int) -> Text:
-    """Half columns count; only a whole share fills the last one."""
+    """Resolution of half a column; the last half is filled only at 100 %."""
     halves = math.floor(2 * width * min(max(share, 0.0), 1.0))
     full, half = divmod(halves, 2)
     bar = Text().append("━" * full + "╸" * half, "cyan")
@@ -121,7 +122,7 @@ def _bar(share: float, width: int) -> Text:
 
 
 def _figures(state: RunState, width: int) -> list[Text]:
-    """Labels over values, of the last epoch that is finished; the dense control has none here."""
+    """Labels over values of the last finished epoch of the pruned network; epochs of the dense control are ignored."""
     assert state.start is not None
     last, chosen = state.last, state.selection
     accuracy = None if last is None else last.accuracy
@@ -164,7 +165,7 @@ def _curves(state: RunState, width: int) -> list[Text]:
 
 
 def _layers(selection: Selected, width: int, height: int) -> list[Text]:
-    """What each layer kept, in as few columns as there are rows for."""
+    """What each layer kept, in as few columns as the rows allow."""
     kept, total = filters(selection)
     head = Text(f"{kept} of {total} filters kept", "dim")
     if selection.cycle:

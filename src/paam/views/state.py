@@ -1,4 +1,4 @@
-"""The state of a run after some of its events, from which every view of a running one is drawn."""
+"""The state of a run after some of its events: the input of every view of a running run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from paam.runs.progress import Progress
 
 @dataclass(frozen=True)
 class Place:
-    """Where an epoch stands: the ``index``-th of its phase, from 0."""
+    """Position of an epoch: the ``index``-th of its phase, from 0."""
 
     phase: PhaseFacts
     index: int
 
 
 def place_of(epoch: int, phases: Sequence[PhaseFacts]) -> Place | None:
-    """Of an epoch counted from 0; None after the last one."""
+    """Position of an epoch counted from 0; None after the last one."""
     for phase in phases:
         if epoch < phase.epochs:
             return Place(phase, epoch)
@@ -28,7 +28,7 @@ def place_of(epoch: int, phases: Sequence[PhaseFacts]) -> Place | None:
 
 
 def rest_of(phases: Sequence[PhaseFacts], done: int) -> Iterator[tuple[str, int]]:
-    """Names of the phases after ``done`` epochs, and how many epochs of each are left."""
+    """Names of the remaining phases after ``done`` epochs, and the number of epochs left in each."""
     for phase in phases:
         yield phase.name, max(phase.epochs - max(done, 0), 0)
         done -= phase.epochs
@@ -36,10 +36,10 @@ def rest_of(phases: Sequence[PhaseFacts], done: int) -> Iterator[tuple[str, int]
 
 @dataclass
 class RunState:
-    """``done``: epochs that are finished; ``seconds``: how long each took, by phase, since something was changed;
-    ``longest``: seconds of the longest epoch of all.
+    """``done``: finished epochs; ``seconds``: duration of each by phase, since the last change of settings;
+    ``longest``: seconds of the longest epoch.
 
-    ``last`` and ``accuracies`` are of the network that is pruned; ``control``: accuracy of the dense control, percent.
+    ``last`` and ``accuracies`` are of the pruned network; ``control``: accuracy of the dense control in percent.
     """
 
     start: Start | None = None
@@ -66,12 +66,12 @@ class RunState:
 
     @property
     def current(self) -> Progress | None:
-        """Progress of the epoch that is under way; what is left over from an earlier one does not count."""
+        """Progress of the current epoch; stale progress of an earlier one is ignored."""
         return self.progress if self.progress is not None and self.progress.epoch == self.done else None
 
     @property
     def place(self) -> Place | None:
-        """Where the epoch that is under way stands; None after the last one."""
+        """Position of the current epoch; None after the last one."""
         return place_of(self.done, self.phases)
 
     @property
@@ -79,9 +79,9 @@ class RunState:
         return max((phase.cycle for phase in self.phases), default=0)
 
     def seconds_left(self) -> float | None:
-        """Of all epochs: each is taken to last as long as the median of its phase, or of all where its phase is new.
+        """Estimate for all epochs: the median duration of their phase, or of all epochs if their phase is new.
 
-        During the very first epoch, and the first after a change, its own pace stands for all.
+        During the very first epoch, and the first after a change, its own pace is used for all.
         """
         current = self.current
         everything = [seconds for several in self.seconds.values() for seconds in several]
@@ -99,7 +99,7 @@ class RunState:
 
 
 def after(state: RunState, event: Event) -> RunState:
-    """The state with one more event; a start, or a resumed run that repeats its events, begins anew."""
+    """The state after one more event; a start, or a resumed run that repeats its events, resets it."""
     match event:
         case Start():
             return RunState(start=event)
@@ -115,12 +115,12 @@ def after(state: RunState, event: Event) -> RunState:
             state.failed = event
         case Changed():
             state.changed = event
-            state.seconds = {}  # on another machine, or with other settings, epochs last as long as they do there
+            state.seconds = {}  # on another machine, or with other settings, epochs take a different time
         case Epoch():
             state.done = event.epoch + 1
             state.seconds.setdefault(event.phase, []).append(event.seconds)
             state.longest = max(state.longest, event.seconds)
-            if event.does == "control":  # another network: its numbers are not those of the one that is pruned
+            if event.does == "control":  # another network: its numbers are not those of the pruned one
                 state.control = state.control if event.accuracy is None else event.accuracy
                 return state
             state.last = event
@@ -130,7 +130,7 @@ def after(state: RunState, event: Event) -> RunState:
 
 
 class Resuming:
-    """A resumed run repeats its events from the start: which of them are old."""
+    """Tells which events are old: a resumed run repeats its events from the start."""
 
     def __init__(self) -> None:
         self.left = 0

@@ -1,4 +1,4 @@
-"""Tables for the terminal: what inspect, bench and sweep have found."""
+"""Terminal tables: results of inspect, bench and sweep."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:  # both need torch
 
 
 def escape(text: object) -> str:
-    """Foreign text without rich markup and control characters."""
+    """External text without rich markup and control characters."""
     return markup.escape(clean(text))
 
 
 UNSTEADY = 1.5
-"""The upper quartile of timings over the lower one from which on a ratio of medians means little."""
+"""Ratio of the quartiles of timings above which a ratio of medians is unreliable."""
 
 
 def inspection_table(model: str, sizes: Sequence[int], classes: int, found: Inspection) -> RenderableType:
-    """Layers in the order of the model, then what else is to know."""
+    """Layers in the order of the model, then notes."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("layer", "kind"):
         table.add_column(column, overflow="fold")
@@ -61,7 +61,7 @@ def inspection_table(model: str, sizes: Sequence[int], classes: int, found: Insp
 
 
 def comparison_table(where: str, rows: Sequence[Speed]) -> RenderableType:
-    """Dense against pruned, with the ratio of each mode: of medians, and what the quartiles leave open."""
+    """Dense against pruned, with the speed-up of each mode: the ratio of medians, and its range given the quartiles."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title=escape(where), pad_edge=False)
     if any(row.latency.high > UNSTEADY * row.latency.low for row in rows):
         table.caption = "These timings vary so much that they say little: measure again when nothing else runs here."
@@ -76,14 +76,14 @@ def comparison_table(where: str, rows: Sequence[Speed]) -> RenderableType:
         base = dense[row.mode]
         ratio = f"{base.median / latency.median:.2f} x"
         table.add_row(row.network, row.mode, f"{latency.median:.2f}", f"{row.throughput:,.0f}", memory, ratio)
-        # What timings that vary leave of the ratio; on a line of its own, so that 80 columns hold it.
+        # The range of the ratio given the variance of timings; on a separate line, to fit into 80 columns.
         left = "" if row.network == "dense" else f"{base.low / latency.high:.2f} to {base.high / latency.low:.2f}"
         table.add_row("", "quartiles", f"{latency.low:.2f} to {latency.high:.2f}", "", "", left, style="dim")
     return table
 
 
 def sweep_table(results: Mapping[str, Sequence[End]]) -> RenderableType:
-    """One row per variant: mean over its finished runs, and their spread."""
+    """One row per variant: mean and spread over its finished runs."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("run", overflow="fold")
     for column in ("runs", "accuracy", "spread", "params", "MACs"):

@@ -1,4 +1,4 @@
-"""A run for TensorBoard: scalars, histograms of scores, a picture of what each layer kept. Steps are epochs done."""
+"""TensorBoard view: scalars, histograms of scores, an image of what each layer kept. Steps are finished epochs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from paam.events import End, Epoch, Event, Scores, Selected, Start
 from paam.views.format import filters
 
 FILES = "events.out.tfevents.*"
-"""As TensorBoard's writer names them."""
+"""File names of TensorBoard's writer."""
 KEPT, GONE, PAPER = (31, 136, 61), (208, 215, 222), (255, 255, 255)
 BAR, GAP = 6, 2
-"""Rows of pixels of a layer, and between two."""
+"""Pixel rows of a layer, and between two layers."""
 PICTURE = 512
-"""Columns of pixels that a narrow network is drawn out to."""
+"""Minimum pixel columns: narrow networks are stretched to about this width."""
 
 
 class TensorBoardView:
-    """Writes events as they come. A start empties the folder: a resumed run repeats all of its events."""
+    """Writes events as they arrive. A start empties the folder: a resumed run repeats all of its events."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -76,7 +76,7 @@ class TensorBoardView:
 
     def _epoch(self, event: Epoch) -> None:
         scalars = {"loss": event.loss, "learning rate": event.lr, f"accuracy/{self.monitor}": event.accuracy}
-        if event.does == "control":  # another network: it has curves of its own
+        if event.does == "control":  # another network: it has separate curves
             self._scalars({f"control/{name}": value for name, value in scalars.items()}, self.done)
         else:
             shares = {"kept/MACs": event.kept_macs, "kept/parameters": event.kept_params}
@@ -90,7 +90,7 @@ class TensorBoardView:
 
 
 def kept_picture(selection: Selected) -> npt.NDArray[np.uint8]:
-    """Pixels [H, W, 3]: a bar per layer from top to bottom, a cell per filter; the kept ones first, in green."""
+    """Pixels [H, W, 3]: a bar per layer from top to bottom, a cell per filter; kept filters first, in green."""
     layers = list(selection.kept_filters.values())
     widest = max((width for _, width in layers), default=1)
     cell = max(PICTURE // widest, 1)

@@ -1,8 +1,8 @@
-"""A disk that forgets: what files and names are there after a power cut, by three readings of what fsync promises.
+"""Simulated disk: the files and names that are left after a power cut, under three readings of fsync's guarantees.
 
-lost     names are as they were last, but of no file is there more than was flushed
-torn     of what was not flushed there is a beginning, file by file and directory by directory, its last write torn
-strict   POSIX to the letter: content and names that were flushed, and of those only what flushed directories lead to
+lost     names are up to date, but files contain only flushed data
+torn     of unflushed changes a prefix survives, per file and per directory; its last write is torn
+strict   POSIX to the letter: only flushed content and names, and only what flushed directories lead to
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Names = dict[str, "File | Directory"]
 
 @dataclass(eq=False)
 class File:
-    """``changes``: since it was flushed; an offset of None is the end, data of None a new size."""
+    """``changes``: since the last flush; an offset of None is the end, data of None a new size."""
 
     flushed: bytes = b""
     changes: list[tuple[int | None, bytes | None]] = field(default_factory=list)
@@ -41,7 +41,7 @@ class File:
 
 @dataclass(eq=False)
 class Directory:
-    """``changes``: steps since it was flushed, each of some names; a name of None has gone."""
+    """``changes``: steps since the last flush, each of some names; None marks a removed name."""
 
     names: Names = field(default_factory=dict)
     flushed: Names = field(default_factory=dict)
@@ -80,7 +80,7 @@ def _renamed(names: Names, steps: Iterable[dict[str, File | Directory | None]]) 
 
 
 class Disk:
-    """Follows recorded operations. What lies in the folder at the start is on the disk."""
+    """Replays recorded operations. The initial content of the folder is on the disk."""
 
     def __init__(self, folder: Path) -> None:
         self.root = _loaded(folder)
@@ -116,7 +116,7 @@ class Disk:
             raise AssertionError(kind)
 
     def after(self, cut: str, random: Random, folder: Path) -> None:
-        """Lay out below an empty folder what a power cut leaves."""
+        """Write the state after a power cut into an empty folder."""
         _lay_out(self.root, cut, random, folder)
 
     def _place(self, path: str) -> tuple[Directory, str]:

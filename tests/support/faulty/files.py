@@ -1,4 +1,4 @@
-"""What faults are put into beside runs: networks saved and exported over earlier ones, a report over an earlier one."""
+"""Fault scenarios besides runs: networks saved and exported over earlier ones, a report over an earlier one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ CLASSES, CHANNELS = 10, 1
 
 
 class Replaced(Scenario):
-    """Something that is written over an earlier one: there is the old one or the new one, and writing again works."""
+    """Overwrites an earlier result: either the old or the new one must exist, and writing again must work."""
 
     file: str
-    """What decides which of them is there."""
+    """The file whose content shows which of them exists."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -32,7 +32,7 @@ class Replaced(Scenario):
         return self.run.work
 
     def contents(self) -> dict[str, bytes]:
-        """Of the old one and the new one."""
+        """Content of the old one and the new one."""
         return {name: (self.work / f"{self.name}-{name}" / self.file).read_bytes() for name in ("old", "new")}
 
     def judge(self, folder: Path, ended: Ended | None, before: Sequence[Operation]) -> str:
@@ -51,11 +51,11 @@ class Replaced(Scenario):
         return "unhurt" if ended is not None and ended.code == 0 else f"the {kinds[0]} one"
 
     def readable(self, folder: Path) -> None:
-        """Whether what is there is whole."""
+        """Check that the result is complete and readable."""
 
 
 def as_program(work: object) -> None:
-    """An error of paam as its program tells it."""
+    """Report an error of paam like its program does."""
     assert callable(work)
     try:
         work()
@@ -65,7 +65,7 @@ def as_program(work: object) -> None:
 
 
 class Saved(Replaced):
-    """paam.save over an earlier save. Its plan.json is a copy and may be the other one's, but is whole."""
+    """paam.save over an earlier save. Its plan.json is a copy: it may be of the other version, but must be complete."""
 
     name = "paam.save"
     file = "saved/model.safetensors"

@@ -1,4 +1,4 @@
-"""The network of the runs that faults are put into: a stream, an inner layer, and randomness of its own."""
+"""The network of the runs with faults: a stream, an inner layer, and a use of random numbers."""
 
 from __future__ import annotations
 

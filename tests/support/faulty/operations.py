@@ -1,6 +1,6 @@
-"""Every file operation below one folder: numbered, recorded, and cut or refused where a fault is wanted.
+"""Every file operation below one folder: numbered, recorded, and interrupted or failed if a fault is requested.
 
-Functions of ``os``, and ``open`` for reading, are replaced in this process for good: it is a fork that soon ends.
+Functions of ``os``, and ``open`` for reading, are patched in this process and never restored: it is a short-lived fork.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 CHANGING = ("mkdir", "create", "write", "append", "truncate", "fsync", "fsync-directory", "rename", "unlink")
-"""Operations that leave the disk otherwise than it was. The others are "open" and "read"."""
+"""Operations that change the disk. The others are "open" and "read"."""
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "ENOMEM": errno.ENOMEM}
 
 
 @dataclass(frozen=True)
 class Operation:
-    """``path`` is relative to the folder; ``handle`` names an open file; ``offset`` is None where it is the end."""
+    """``path`` is relative to the folder; ``handle`` identifies an open file; ``offset`` is None for the end."""
 
     kind: str
     path: str
@@ -40,7 +40,7 @@ class Operation:
 
 @dataclass
 class Fault:
-    """What happens at the operation of this ``number``: "kill" before it, "half" in a write, or an error's name."""
+    """The effect at operation ``number``: "kill" before it, "half" of a write, or the name of an error."""
 
     kind: str
     number: int
@@ -65,7 +65,7 @@ class _Opened:
 
 @dataclass
 class Watched:
-    """The operations so far, and those that came by a way that is not watched."""
+    """The operations so far, and those that bypassed the patched functions."""
 
     folder: str
     fault: Fault | None
@@ -75,7 +75,7 @@ class Watched:
     _ours: bool = False
 
     def name(self, path: object) -> str | None:
-        """The path relative to the folder; None for one that lies elsewhere."""
+        """The path relative to the folder; None if it is outside."""
         if isinstance(path, int) or path is None:
             return None
         whole = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - a link that lies last is not followed
@@ -91,7 +91,7 @@ class Watched:
         return self.passes(action)
 
     def passes(self, action: Callable[[], Any]) -> Any:
-        """Do what the audit need not tell of."""
+        """Perform an operation without the audit."""
         self._ours = True
         try:
             return action()
@@ -104,7 +104,7 @@ class Watched:
         return found if found and status and found.identity == (status.st_dev, status.st_ino) else None
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Told by Python itself of whatever is opened for writing, renamed, removed: nothing may pass us by."""
+        """Python's audit hook, called for every open for writing, rename and remove: no operation may go unnoticed."""
         if self._ours:
             return
         if event == "open":
@@ -117,7 +117,7 @@ class Watched:
 
 
 def watch(folder: Path, fault: Fault | None = None) -> Watched:
-    """Replace what changes files in this process; flushing is noted and not done, so that it costs no time."""
+    """Patch functions that change files in this process; a flush is recorded but not executed, to save time."""
     watched = Watched(os.path.realpath(folder), fault)
     handles, tokens = count(1), count()
     real = {name: getattr(os, name) for name in ("open", "write", "pwrite", "read", "replace", "ftruncate")}
@@ -188,7 +188,7 @@ def watch(folder: Path, fault: Fault | None = None) -> Watched:
             name = watched.name(path)
             if name is None or options.get("dir_fd") is not None:
                 return action(path, *arguments, **options)
-            if os.path.lexists(path) == (kind == "mkdir"):  # nothing will change
+            if os.path.lexists(path) == (kind == "mkdir"):  # it will fail or do nothing
                 return watched.passes(lambda: action(path, *arguments, **options))
             return watched.does(Operation(kind, name), lambda: action(path, *arguments, **options))
 

@@ -1,4 +1,4 @@
-"""Work in forks of one process that has torch loaded: what it said, how it ended, what it did to files."""
+"""Work in forks of one process that has loaded torch: output, exit code, and file operations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from faulty.operations import Fault, Operation, watch
 
 PATIENCE = 300
-"""Seconds after which a fork is stopped, and counts as one that hangs."""
+"""Timeout in seconds: a fork that takes longer is stopped and counts as hanging."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Ended:
 
 
 def forked(work: Callable[[], object], folder: Path, fault: Fault | None = None, *, watched: bool = False) -> Ended:
-    """Do work in a fork, in a folder; its operations are told only if it was ``watched`` and lived."""
+    """Do work in a fork, in a folder; its operations are returned only if it was ``watched`` and survived."""
     with tempfile.TemporaryDirectory() as beside:
         said, told = Path(beside, "said"), Path(beside, "told")
         child = os.fork()
@@ -46,7 +46,7 @@ def forked(work: Callable[[], object], folder: Path, fault: Fault | None = None,
 
 
 def _inside(work: Callable[[], object], folder: Path, fault: Fault | None, said: Path, told: Path | None) -> None:
-    """Never returns: a fork must not do what its parent has still to do."""
+    """Never returns: a fork must not continue its parent's work."""
     code = 99
     try:
         signal.alarm(PATIENCE)
@@ -57,7 +57,7 @@ def _inside(work: Callable[[], object], folder: Path, fault: Fault | None, said:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False, buffering=1)
         faulthandler.enable()
         os.chdir(folder)
-        os.fsync = lambda descriptor: None  # what it promises is in disk.py; what it costs is not wanted here
+        os.fsync = lambda descriptor: None  # its guarantees are modelled in disk.py; the real call would only cost time
         tape = watch(folder, fault) if told is not None or fault is not None else None
         try:
             work()
@@ -67,7 +67,7 @@ def _inside(work: Callable[[], object], folder: Path, fault: Fault | None, said:
         except BaseException:
             traceback.print_exc()
         if told is not None and tape is not None:
-            tape.folder = "\0"  # what follows is ours
+            tape.folder = "\0"  # the following operations are not part of the work
             told.write_bytes(pickle.dumps((tape.operations, tape.unseen, sorted(sys.modules))))
     finally:
         sys.stdout.flush()
@@ -76,10 +76,13 @@ def _inside(work: Callable[[], object], folder: Path, fault: Fault | None, said:
 
 
 def load_modules(names: Sequence[str]) -> None:
-    """Have what a fork had to load, so that no other one has to. Nothing is computed here: forks could not go on."""
+    """Import the modules that a fork loaded, so that later forks inherit them.
+
+    Nothing is computed here: forks could not continue afterwards.
+    """
     for name in names:
         if name.split(".")[0] in ("torch", "paam", "rich", "sympy", "jinja2", "typer", "click", "safetensors"):
             try:
                 importlib.import_module(name)
-            except Exception:  # made by its package, not there to be imported
+            except Exception:  # created by its package, cannot be imported
                 continue

@@ -1,4 +1,4 @@
-"""What faults are put into, and what must be there afterwards: runs, begun, gone on with and overwritten."""
+"""Fault scenarios and their required outcome: runs that are started, resumed and overwritten."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ threads = 1
 """
 EPOCHS = 5
 MINE = {"notes.txt": b"ten years of work", "checkpoints/thesis.txt": b"another ten"}
-"""Files of the user's own beside those of a run."""
+"""A user's files next to those of a run."""
 
 
 class WrongError(Exception):
-    """What must not come of a fault."""
+    """An outcome of a fault that must not happen."""
 
 
 class Scenario(ABC):
-    """``lay``: what is there before. ``act``: in a fork. ``judge``: what came of it, in few words, or WrongError."""
+    """``lay``: initial state. ``act``: the work of the fork. ``judge``: the outcome in a few words, or WrongError."""
 
     name: str
 
@@ -68,11 +68,11 @@ class Scenario(ABC):
 
     @abstractmethod
     def judge(self, folder: Path, ended: Ended | None, before: Sequence[Operation]) -> str:
-        """``ended``: None after a power cut. ``before``: the operations that had been done."""
+        """``ended``: None after a power cut. ``before``: the operations done by then."""
 
 
 def command(*arguments: str) -> None:
-    """`paam ...` in this fork. Checkpoints are waited for, or two threads would number their operations by chance."""
+    """`paam ...` in this fork. It waits for checkpoints: otherwise two threads would number operations at random."""
     save = CheckpointWriter.save
 
     def save_now(writer: CheckpointWriter, *given: Any) -> None:
@@ -80,7 +80,7 @@ def command(*arguments: str) -> None:
         writer.wait()
 
     CheckpointWriter.save = save_now
-    paam.runs.progress.WRITE_EVERY = math.inf  # the first step's
+    paam.runs.progress.WRITE_EVERY = math.inf  # progress is written only at the first step
     paam.runs.ends.measure_latency = lambda models, example: {name: Latency(1.0, 1.0, 1.0) for name in models}
     torch.set_num_threads(1)
     sys.argv = ["paam", *arguments]
@@ -93,20 +93,20 @@ def require(holds: bool, what: str) -> None:
 
 
 def one_sentence(ended: Ended) -> None:
-    """An error of the system is told in one sentence, with exit code 2."""
+    """A system error is reported in one sentence, with exit code 2."""
     require(ended.code == 2, f"exit code {ended.code}: {ended.said[-2000:]}")
     told = [line for line in ended.said.splitlines() if line.startswith("paam: ")]
     require(len(told) == 1 and "Traceback" not in ended.said, f"not one sentence: {ended.said[-2000:]}")
 
 
 def story(events: list[Line]) -> list[Line]:
-    """What happened, without how long it took and where it began."""
+    """The events without durations and starting points."""
     return [{key: v for key, v in event.items() if key != "seconds"} for event in events if event["event"] != "start"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run must end with, however it came there."""
+    """The required result of a run, whatever its history."""
 
     weights: bytes
     plan: bytes
@@ -119,7 +119,7 @@ class Result:
 
 
 class Run(Scenario):
-    """A run from nothing; it must go on to the same bits, having lost no epoch of which a checkpoint was flushed."""
+    """A new run; it must resume to the same bits, and lose no epoch whose checkpoint was flushed."""
 
     name = "prune"
     flags: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ class Run(Scenario):
         self.recipe = work / "tiny.toml"
         self.recipe.write_text(RECIPE, "utf-8")
         self.begun_at = 0
-        """Epochs that are done, and flushed, before."""
+        """Epochs finished and flushed before."""
         self.result: Result | None = None
 
     def lay(self, folder: Path) -> None:
@@ -162,7 +162,7 @@ class Run(Scenario):
         return done
 
     def told(self, again: Ended, flushed: int) -> str:
-        """Which state the run went on from, by its own words."""
+        """The state from which the run resumed, according to its output."""
         if "starts over" in again.said:
             require(flushed == 0, f"begun again, though {flushed} epochs were flushed")
             return "begun again"
@@ -173,7 +173,7 @@ class Run(Scenario):
         return "gone on"
 
     def flushed(self, before: Sequence[Operation]) -> int:
-        """Epochs of the newest checkpoint that must be on the disk: behind it the run has done something else."""
+        """Epochs of the newest checkpoint that must be on the disk: another operation of the run has followed it."""
         promised = renamed = self.begun_at
         for operation in before:
             if operation.kind == "rename" and (found := re.search(r"/epoch-(\d+)-step-0+\.", operation.target)):
@@ -183,7 +183,7 @@ class Run(Scenario):
         return promised
 
     def compare(self, out: Path) -> None:
-        """The same bits, the same story, nothing half written and nothing set aside."""
+        """The same bits and the same events, no partial files and nothing set aside."""
         assert self.result is not None
         found = Result.of(out)
         require(found.weights == self.result.weights, "other weights")
@@ -194,7 +194,7 @@ class Run(Scenario):
 
 
 class Resumed(Run):
-    """A run that was killed after two epochs, gone on with."""
+    """A run that was killed after two epochs, then resumed."""
 
     name = "prune --resume"
     flags = ("--resume",)
@@ -207,7 +207,7 @@ class Resumed(Run):
         self.begun_at = 2
 
     def _kill(self, folder: Path) -> None:
-        """Stopped hard once its second checkpoint is there, with a line half written behind it."""
+        """Kill it after its second checkpoint, with a partial line at the end of its record."""
         folder.mkdir()
 
         def work() -> None:
@@ -217,7 +217,7 @@ class Resumed(Run):
                 save(writer, position, *given)
                 if position >= (2, 0):
                     writer.wait()
-                    os._exit(0)  # an exception would be told of
+                    os._exit(0)  # an exception would be reported
 
             CheckpointWriter.save = save_two
             self.paam()
@@ -229,7 +229,7 @@ class Resumed(Run):
 
 
 class Overwritten(Run):
-    """A run of another seed, finished, overwritten; with files of the user's own beside it."""
+    """A finished run with another seed, overwritten; a user's files are next to it."""
 
     name = "prune --overwrite"
     flags = ("--overwrite",)

@@ -1,1 +1,1 @@
-"""Random networks as a test: drawn as Python source, pruned at random, and checked against themselves."""
+"""Random networks as a test: generated as Python source, pruned at random, and checked against themselves."""

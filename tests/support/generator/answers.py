@@ -1,4 +1,4 @@
-"""What networks return by name."""
+"""Output types of networks with named fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks that weigh channels or places against each other, on maps [N, C, H, W] and on tokens [N, L, C]."""
+"""Attention over channels or positions, on maps [N, C, H, W] and on tokens [N, L, C]."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class NeighbourExcite(nn.Module):
 
 
 class Attentive(nn.Module):
-    """CBAM: excitation by mean and maximum, then attention over places by mean and maximum over channels."""
+    """CBAM: channel attention by mean and maximum, then spatial attention by mean and maximum over channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Attentive(nn.Module):
 
 
 class Selective(nn.Module):
-    """Two branches, weighed against each other by a softmax."""
+    """Selective kernel: two branches, weighted against each other by a softmax."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Selective(nn.Module):
 
 
 class Crossed(nn.Module):
-    """Pooled along each axis by itself, joined, and taken apart again."""
+    """Coordinate attention: pooled along each axis separately, concatenated, and split again."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Crossed(nn.Module):
 
 
 class Global(nn.Module):
-    """Non-local: attention over all places by products of matrices."""
+    """Non-local: attention over all positions by matrix products."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class WrittenAttention(nn.Module):
 
 
 class Torchs(nn.Module):
-    """torch's own attention."""
+    """torch's built-in attention."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Blocks as people write them, on maps [N, C, H, W] and on tokens [N, L, C]: as many channels come out as go in."""
+"""Common blocks on maps [N, C, H, W] and on tokens [N, L, C], with as many output channels as input channels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from generator import own
 
 
 class Residual(nn.Module):
-    """Adds its input where the layer's own numbers say that it can."""
+    """Adds its input if the layer's attributes show that it can."""
 
     def __init__(self, channels: int, width: int = 6) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class DropPath(nn.Module):
 
 
 class ConvNext(nn.Module):
-    """Depthwise, then linear layers on channels that lie last, with a scale for each channel."""
+    """Depthwise, then linear layers with channels last, with a scale for each channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class RootMeanNorm(nn.Module):
 
 
 class FrozenNorm(nn.Module):
-    """A batch norm made of buffers, as detectors have it."""
+    """A batch norm made of buffers, as in detectors."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class FrozenNorm(nn.Module):
 
 
 class Ghost(nn.Module):
-    """Half of the channels are made from the other half, and cut to as many as are wanted."""
+    """Ghost module: half of the channels are computed from the other half, then sliced to the required number."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Ghost(nn.Module):
 
 
 class Fused(nn.Module):
-    """BiFPN: three ways to one map, added by weights that are learned."""
+    """BiFPN: three branches of one map, added with learned weights."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class CrossStage(nn.Module):
 
 
 class Scales(nn.Module):
-    """Res2Net: each part is read together with what the part before it has become."""
+    """Res2Net: each part is processed together with the output of the previous part."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class Shuffled(nn.Module):
 
 
 class Blurred(nn.Module):
-    """A filter that is the same for all channels, a buffer."""
+    """Blur: a buffer with the same filter for all channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class Blurred(nn.Module):
 
 
 class Conditional(nn.Module):
-    """Weights of its own for each sample: the batch becomes groups."""
+    """Conditional convolution: separate weights for each sample, by turning the batch into groups."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class Conditional(nn.Module):
 
 
 class Reparametrised(nn.Module):
-    """RepVGG: three branches with a norm each; no identity where the width changes."""
+    """RepVGG: three branches with a norm each; no identity if the width changes."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class Reparametrised(nn.Module):
 
 
 class Dense(nn.Module):
-    """Every layer reads all that was made before it."""
+    """Every layer reads all previous outputs."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One network against itself: gated, compacted, with other weights, on other batches, in training."""
+"""Check one network against itself: gated, compacted, with other weights, on other batches, in training."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from paam.pruning.select import Selection
 EXACT, REFUSED, WRONG, FOREIGN = "exact", "refused", "wrong", "foreign"
 PLANS = 2
 RESIZED = 2
-"""One of so many networks is tried on images of other sizes."""
+"""One in this many networks is tested on images of other sizes."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a network. ``plan``: how it was pruned when it went wrong; ``notes``: what else was seen."""
+    """The outcome for one network. ``plan``: how it was pruned when it failed; ``notes``: other observations."""
 
     seed: int
     verdict: str
@@ -53,7 +53,7 @@ def check(program: Program, model: nn.Module, seed: int) -> Outcome:
     trial = Trial(program, model, seed)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of some of the operations
+            warnings.simplefilter("ignore")  # torch warns about some of the operations
             trial.run()
     except PaamError as refusal:
         stage = "only when compacted: " if trial.prepared else ""
@@ -68,7 +68,7 @@ def check(program: Program, model: nn.Module, seed: int) -> Outcome:
 
 
 class Trial:
-    """The checks of one network. ``said``: the options and the plan that are being tried, for messages."""
+    """The checks of one network. ``said``: the current options and plan, for messages."""
 
     def __init__(self, program: Program, model: nn.Module, seed: int) -> None:
         self.program, self.model, self.seed = program, model, seed
@@ -83,7 +83,7 @@ class Trial:
         self.said = f"example of batch {self.batch}, {self.options}, training={self.came_training}"
         self.notes: set[str] = set()
         self.by_size = any(name in VOCABULARY and VOCABULARY[name].by_size for name in program.words)
-        """Whether the network may say that it takes batches of the example's size only."""
+        """Whether the network may refuse batches of a size other than the example's."""
 
     def run(self) -> None:
         examples = self.program.examples(self.batch, self.seed)
@@ -103,7 +103,7 @@ class Trial:
         self.check_training(pruner, small)
 
     def pruned(self, model: nn.Module, examples: Inputs) -> Pruner:
-        """A pruner of a copy. Preparing leaves the model as it was."""
+        """A pruner of a copy. Preparing must not change the model."""
         twin = copy.deepcopy(model).train(self.came_training)
         before = copy.deepcopy(twin)
         given = tuple(x.clone() for x in examples)
@@ -114,7 +114,7 @@ class Trial:
         return pruner
 
     def on_other_sizes(self) -> list[Inputs]:
-        """Images that are smaller and larger than the example's, where the model itself takes them."""
+        """Images that are smaller and larger than the example's, if the model itself accepts them."""
         found, rng = [], Random(f"sizes {self.seed}")
         sizes = next(one.shape[1:] for one in self.program.inputs if one.kind == IMAGES)
         smaller, larger = (1, max(sizes) - 1), (max(sizes) + 1, 2 * max(sizes))
@@ -124,7 +124,7 @@ class Trial:
                 answers = tree_leaves(called(self.model, inputs, "the model"))
             except WrongError:
                 continue
-            if all(len(answer) == batch for answer in answers):  # or else samples have become one another's
+            if all(len(answer) == batch for answer in answers):  # otherwise samples are mixed with each other
                 found.append(inputs)
         return found
 
@@ -142,7 +142,7 @@ class Trial:
         return "image" if inputs[0].shape[1:] != self.program.inputs[0].shape else "batch"
 
     def expect_allowed(self, inputs: Inputs, refusal: RefusedThereError) -> None:
-        """That a network may refuse such inputs."""
+        """Check that a network may refuse such inputs."""
         other_batch = self.by_size and len(inputs[0]) != self.batch
         expect(self.other(inputs) == "image" or other_batch, str(refusal))
 
@@ -178,14 +178,14 @@ class Trial:
         counted, cost = paam.count(small, tuple(x.clone() for x in examples)), network.cost(choice)
         said, found = (cost.params, cost.macs), (counted.params, counted.macs)
         if any(type(module).__name__.startswith("LowRank") for module in small.modules()):
-            # Its weight is a product of matrices, made once for all samples: how much of that falls is not predicted.
+            # Its weight is a product of matrices, computed once for all samples; the MACs it saves are not predicted.
             said, found = said[:1], found[:1]
         expect(said == found, f"cost() says parameters and MACs {said}, the small network has {found}")
 
     def check_training(self, pruner: Pruner, small: nn.Module) -> None:
-        """Where the network itself can be trained, so can the gated and the small one. Nothing is checked after it.
+        """If the network itself can be trained, so can the gated and the small one. This must be the last check.
 
-        With open gates a step is that of the network itself.
+        With open gates, a step is that of the network itself.
         """
         inputs, trained = self.inputs(3), pruner.network.traced.model
         model = in_the_state_of(self.model, trained)
@@ -207,7 +207,7 @@ class Trial:
                 expect_same_step(step, truth, model, inputs, "the gated network with open gates")
 
     def check_with_other_weights(self, pruner: Pruner, choice: Choice, small: nn.Module, examples: Inputs) -> None:
-        """The same choice once the weights have moved, and on a fresh copy: nothing depends on values of weights."""
+        """The same choice with changed weights, and on a fresh copy: nothing may depend on the values of weights."""
         generator = torch.Generator().manual_seed(self.seed)
         with torch.no_grad():
             for parameter in self.of_network(pruner):
@@ -219,7 +219,7 @@ class Trial:
             return
         model = copy.deepcopy(self.model)
         randomise(model, self.seed + 1)
-        if not runs(self.program, model):  # such as a spectral norm of what is all zero: a gate of 0 lets NaN through
+        if not runs(self.program, model):  # such as a spectral norm of all zeros: NaN passes a gate of 0
             return
         fresh = self.pruned(model, examples)
         expect(
@@ -236,7 +236,7 @@ class Trial:
 
 
 def draw_choice(network: Network, rng: Random) -> Choice:
-    """Some groups whole, some emptied, some of one filter, the others at any share."""
+    """Some groups complete, some emptied, some with one filter, the others at any share."""
     choice = {}
     for group in network.groups:
         draw, mask = rng.random(), np.zeros(group.width, dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""What two networks answer, held against each other."""
+"""Compare the outputs of two networks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from paam.errors import GraphError
 
 BOUND = 1e-9
 SMALL = 1e-3
-"""Answers that are all smaller than this are held to it instead of to their own size."""
+"""If all values are smaller than this, errors are relative to this instead of to the values."""
 DOUBTFUL = 1e-7
-"""An error between the bound and this may be that of rounding, in a network that makes it larger."""
+"""An error between the bound and this may be rounding, in a network that amplifies it."""
 
 Inputs = tuple[Tensor, ...]
 Network = Callable[..., Any]
@@ -26,7 +26,7 @@ class WrongError(Exception):
 
 
 class RefusedThereError(Exception):
-    """A network takes no inputs of this size, and says so."""
+    """A network refuses inputs of this size, with a message."""
 
 
 def compare(network: Network, truth: Network, inputs: Inputs, what: str, of_truth: str = "the model") -> None:
@@ -34,7 +34,7 @@ def compare(network: Network, truth: Network, inputs: Inputs, what: str, of_trut
 
 
 def expect_same(found: Any, truth: Any, what: str, where: str) -> None:
-    """That answers are the same, in the same places of the same things."""
+    """Check that outputs are equal and have the same structure."""
     expected, form = tree_flatten(truth)
     answers, found_form = tree_flatten(found)
     expect(form == found_form, f"{what} returns {found_form}, not {form}")
@@ -47,7 +47,7 @@ def expect_same(found: Any, truth: Any, what: str, where: str) -> None:
 
 
 def apart(found: Tensor, truth: Tensor) -> float:
-    """The largest difference over the largest value; infinite where other places than the truth's are no numbers."""
+    """The largest difference relative to the largest value; infinite if non-finite values are at other positions."""
     if found.shape != truth.shape or not truth.numel():
         return 0.0 if found.shape == truth.shape else float("inf")
     if not truth.isfinite().all() or not found.isfinite().all():
@@ -58,7 +58,7 @@ def apart(found: Tensor, truth: Tensor) -> float:
 
 
 def numberless(x: Tensor) -> Tensor:
-    """Which values are no numbers, and which kind of none."""
+    """Which values are not finite, and whether they are NaN, inf or -inf."""
     return x.isnan() + 2 * x.isposinf() + 3 * x.isneginf()
 
 

@@ -1,7 +1,7 @@
-"""How a network is drawn: word after word of the vocabulary, each tried out at once on real values.
+"""How a network is generated: word by word from the vocabulary, each immediately tried on real values.
 
-A word is a function of a :class:`Draw` and a value that writes one step and returns the expression of what it makes.
-Whatever does not run on the value at hand is not taken: words need not know all conditions.
+A word is a function of a :class:`Draw` and a value. It writes one step and returns the expression of its result. A step
+that fails on the current value is discarded: words need not know all preconditions.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from generator import answers, attention, blocks, habits, linears, own
 from generator.program import IMAGES, STEPS, Input, Program, Step
 
 BATCH = 3
-"""Samples with which steps are tried. Other batches are tried when the network is whole."""
+"""Number of samples for trying steps. Other batch sizes are tried when the network is complete."""
 MOST_VALUES = 2000
-"""In one value, for one sample."""
+"""Maximum size of one value per sample."""
 
 MAP, LAST, TOKENS, VECTOR = "map", "last", "tokens", "vector"
 """Kinds of values: [N, C, ...], [N, ..., C], [N, L, C], [N, C]."""
 
 
 class Unsuitable(Exception):  # noqa: N818  not an error: another word is drawn
-    """The word has no use for the value."""
+    """The word does not apply to the value."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Value:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Sizes of all axes but the batch's and the channels'."""
+        """Sizes of all axes except batch and channels."""
         return self.shape[2:] if self.kind == MAP else self.shape[1:-1]
 
 
@@ -61,18 +61,18 @@ class Word:
     weight: float
     dims: tuple[int, ...]
     by_size: bool
-    """Whether it may be for one size of batches only: the network then refuses others."""
+    """Whether it may be limited to one batch size: the network then refuses others."""
 
 
 VOCABULARY: dict[str, Word] = {}
 UNSUITED: Counter[str] = Counter()
-"""Word and error -> how often it was drawn for a value on which it does not run."""
+"""Word and error -> how often it was drawn for a value on which it fails."""
 
 
 def word(
     kinds: str, weight: float = 1.0, *, to: str = "", dims: tuple[int, ...] = (1, 2, 3), by_size: bool = False
 ) -> Callable[..., Any]:
-    """Enter a function into the vocabulary. ``to``: the kind of what it makes; ``dims``: of maps that it is for."""
+    """Add a function to the vocabulary. ``to``: the kind of its result; ``dims``: of the maps that it applies to."""
 
     def enter(function: Callable[[Draw, Value], Any]) -> Callable[[Draw, Value], Any]:
         name = function.__name__
@@ -84,14 +84,14 @@ def word(
 
 
 class Draw:
-    """A network that is being drawn. ``dims``: axes of its maps beside batch and channels."""
+    """A network under construction. ``dims``: spatial dimensions of its maps."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
         self.dims = rng.choices((1, 2, 3), (2, 10, 1))[0]
         self.values: list[Value] = []
         self.kept: list[Step] = []  # of the program so far
-        self.called: list[tuple[str, Value]] = []  # layers, with the value that each was first called on
+        self.called: list[tuple[str, Value]] = []  # layers, with the value of their first call
         self.inputs: list[Input] = []
         self._layers: list[str] = []
         self._lines: list[str] = []
@@ -129,7 +129,7 @@ class Draw:
         """One of several expressions, filled in.
 
         {x} is the value, {c} its number of channels, {n} the dimensions of maps, {a} their axes, {places} their sizes,
-        {ones} and {nones} as many of ", 1" and ", None". $nn.ReLU()$ is a layer made for it, $4, 1$ a parameter of that
+        {ones} and {nones} as many of ", 1" and ", None". $nn.ReLU()$ creates a layer for it, $4, 1$ a parameter of that
         shape, $b 4, 1$ a buffer.
         """
         known = {"x": v.name, "c": v.width, "n": self.dims, "a": self.axes, "places": ", ".join(map(str, v.places))}
@@ -159,11 +159,11 @@ class Draw:
         return self.rng.choice(options)
 
     def some(self, pieces: dict[str, float]) -> str:
-        """Options of a call, each with its own chance."""
+        """Options of a call, each with its own probability."""
         return "".join(f", {piece}" for piece, share in pieces.items() if self.chance(share))
 
     def width(self, v: Value) -> int:
-        """Often that of the value, for sums, or a size of its other axes, so that nothing tells them apart."""
+        """Often the value's own, for sums, or the size of another axis, so that sizes do not identify axes."""
         draw = self.rng.random()
         if draw < 0.4:
             return v.width
@@ -172,7 +172,7 @@ class Draw:
         return self.rng.randint(2, 8)
 
     def part(self, number: int) -> int:
-        """A divisor, other than one, where there is one."""
+        """A divisor greater than one, if there is one."""
         divisors = [k for k in range(2, number + 1) if number % k == 0]
         if not divisors:
             raise Unsuitable
@@ -193,7 +193,7 @@ class Draw:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes of a map beside batch and channels."""
+        """The spatial axes of a map."""
         return tuple(range(2, 2 + self.dims))
 
     # ------------------------------------------------------------------ steps
@@ -209,7 +209,7 @@ class Draw:
         return value
 
     def step(self, entry: Word, v: Value) -> bool:
-        """Try a word on a value; whether it has become a step."""
+        """Try a word on a value; returns whether it became a step."""
         known = set(self.space)
         try:
             made = entry.function(self, v)
@@ -235,7 +235,7 @@ class Draw:
         return True
 
     def keep(self, name: str, *outputs: str) -> None:
-        """Make what has been written since the last step one more step, with those of the layers that it calls."""
+        """Turn everything written since the last step into one step, with the layers that it calls."""
         text = "\n".join(self._lines)
         called = [line for line in self._layers if re.search(rf"self\.{_name_of(line)}\b", text)]
         self.kept.append(Step(name, tuple(called), tuple(self._lines), outputs))

@@ -1,4 +1,4 @@
-"""A seed becomes a network: input, steps, answers."""
+"""Generate a network from a seed: inputs, steps, outputs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from generator.drawing import LAST, MAP, TOKENS, VOCABULARY, Draw, Value
 from generator.program import IMAGES, STEPS, Program, names_in
 
 LARGEST = 1e4
-"""No value of an answer may be larger, so that errors of rounding stay what they are."""
+"""Maximum absolute value of an output, to limit rounding errors."""
 
 
 def generate(seed: int) -> tuple[Program, nn.Module]:
     """The network of a seed, with random weights; it runs on batches of 1, 2 and 3."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # or else a network would depend on how warnings are treated
+        warnings.simplefilter("ignore")  # otherwise a network would depend on the warning filters
         for attempt in itertools.count():
             program = _drawn(Random(f"network {seed} {attempt}"))
             network = program.build()
@@ -63,7 +63,7 @@ def _drawn(rng: Random) -> Program:
         fitting = [w for w in VOCABULARY.values() if value.kind in w.kinds and d.dims in w.dims]
         entry = rng.choices(fitting, [w.weight for w in fitting])[0]
         if value.name in names_of_inputs(d) and entry.name in ("in_place", "alias"):
-            continue  # the caller's images are not the network's to change
+            continue  # the network must not modify the caller's images
         d.step(entry, value)
     return _answered(d)
 
@@ -92,7 +92,7 @@ def _answered(d: Draw) -> Program:
 
 
 def _head(d: Draw, v: Value, *, raw: bool) -> str:
-    """What the network returns of a value: mostly that of a last layer that reads it, and, if ``raw``, also itself."""
+    """The network's output for a value: usually a last layer applied to it and, if ``raw``, also the value itself."""
     rng, outputs = d.rng, d.rng.randint(1, 5)
     draw = rng.random()
 
@@ -135,7 +135,7 @@ def _head(d: Draw, v: Value, *, raw: bool) -> str:
 
 
 def randomise(network: nn.Module, seed: int) -> None:
-    """Every parameter and buffer away from special values; of vectors, every tenth number is zero."""
+    """Set every parameter and buffer to random values, away from special ones; in vectors, about a tenth is zero."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in itertools.chain(network.named_parameters(), network.named_buffers()):
@@ -151,7 +151,7 @@ def _random(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
         return uniform(0.5, 2)
     if name in ("bias", "running_mean"):
         return uniform(-0.5, 0.5)
-    if max(tensor.shape, default=1) == tensor.numel():  # gains and the like
+    if max(tensor.shape, default=1) == tensor.numel():  # vectors such as gains
         signs = torch.where(uniform(0, 1) < 0.2, -1.0, 1.0)
         return uniform(0.5, 1.5) * signs * (uniform(0, 1) > 0.1)
     fan = tensor[0].numel()
@@ -159,12 +159,12 @@ def _random(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def runs(program: Program, network: nn.Module) -> bool:
-    """Whether the network itself can be called on all batches, in evaluation, with finite and moderate answers."""
+    """Whether the network itself runs on all batches, in evaluation mode, with finite and moderate outputs."""
     try:
         with torch.no_grad():
             for batch in (1, 2, 3):
                 for leaf in tree_leaves(network(*program.examples(batch, seed=1))):
-                    values = leaf[~leaf.isneginf()]  # of a mask
+                    values = leaf[~leaf.isneginf()]  # -inf comes from masks
                     if leaf.shape[0] != batch or not len(values) or not values.abs().max() <= LARGEST:
                         return False
     except (RuntimeError, ValueError, IndexError, TypeError):

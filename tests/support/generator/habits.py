@@ -1,4 +1,4 @@
-"""Modules whose training differs from their evaluation in ways of their own, and that remember what they saw."""
+"""Modules with unusual differences between training and evaluation, and modules with memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def conv(dims: int, channels: int) -> nn.Module:
 
 
 class NeverTraining(nn.Module):
-    """A batch norm that stays in evaluation mode whatever it is told."""
+    """A batch norm that always stays in evaluation mode, even after train()."""
 
     def __init__(self, dims: int, channels: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class NeverTraining(nn.Module):
 
 
 class PartlyFrozen(nn.Module):
-    """Convolutions with batch norms, of which the first is frozen with its norm, as in fine-tuning."""
+    """Convolutions with batch norms, the first of which is frozen with its norm, as in fine-tuning."""
 
     def __init__(self, dims: int, channels: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class PartlyFrozen(nn.Module):
 
 
 class FrozenByForward(nn.Module):
-    """Asks for the running statistics by a function."""
+    """Uses the running statistics by a call of the functional batch norm."""
 
     def __init__(self, dims: int, channels: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class FrozenByForward(nn.Module):
 
 
 class OwnNorm(nn.Module):
-    """A batch norm written by hand."""
+    """A handwritten batch norm."""
 
     def __init__(self, dims: int, channels: int) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class CopyingNorm(OwnNorm):
 
 
 class Remembering(nn.Module):
-    """Keeps its last input, counts its calls, and has tables that are neither parameters nor buffers of its state."""
+    """Keeps its last input, counts its calls, and has tables that are neither parameters nor in its state_dict."""
 
     def __init__(self, dims: int, channels: int) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Remembering(nn.Module):
 
 
 class Counting(nn.Module):
-    """Notes in a buffer that does not belong to its state how large its inputs are in training."""
+    """Records the largest inputs in training in a non-persistent buffer."""
 
     def __init__(self, dims: int, channels: int) -> None:
         super().__init__()

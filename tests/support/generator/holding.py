@@ -1,4 +1,4 @@
-"""All that a model holds, to see that it is left as it was."""
+"""The complete state of a model, to check that it is unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 
 def other_than_before(model: nn.Module, before: nn.Module) -> str:
-    """The first thing that a model holds otherwise than its copy from before, bit by bit; nothing if there is none."""
+    """The first part of a model's state that differs from its earlier copy, bit by bit; empty if there is none."""
     pairs = itertools.zip_longest(held(model), held(before), fillvalue=("nothing", None))
     for (name, now), (was_name, was) in pairs:
         if name != was_name or not same(now, was):
@@ -21,7 +21,7 @@ def other_than_before(model: nn.Module, before: nn.Module) -> str:
 
 
 def held(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Parameters, buffers, modes, hooks and plain attributes, those of lists and dictionaries one by one."""
+    """Parameters, buffers, modes, hooks and plain attributes, with the items of lists and dictionaries one by one."""
     for place, module in model.named_modules(remove_duplicate=False):
         for name, value in vars(module).items():
             if name == "_modules":

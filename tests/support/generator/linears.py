@@ -1,4 +1,4 @@
-"""Linear layers of one's own."""
+"""Custom linear layers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class GainedLinear(nn.Linear):
 
 
 class NormedLinear(nn.Linear):
-    """A layer norm of its inputs goes before it."""
+    """Applies a layer norm to its inputs first."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(F.layer_norm(x, (x.shape[-1],), eps=0.1))

@@ -1,4 +1,4 @@
-"""Layers that users derive from torch's own, and what they do differently, in one, two and three dimensions."""
+"""Layers that users derive from torch's, with unusual behaviour, in one, two and three dimensions."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class HalvedWeights:
 
 
 class Equalised:
-    """Weights divided by the root of the number of inputs, read off the layer."""
+    """Weights divided by the square root of the number of inputs, read from the layer's attribute."""
 
     def forward(self, x: Tensor) -> Tensor:
         return convolve(self, x, self.weight * self.in_channels**-0.5, self.bias)
@@ -86,7 +86,7 @@ class Squashed:
 
 
 class OwnPadding:
-    """Pads by itself, with zeros on one side only."""
+    """Pads inside forward(), with zeros on one side only."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(F.pad(x, (1, 0) * (x.dim() - 2)))
@@ -98,7 +98,7 @@ class BrightPadding:
 
 
 class WithoutBias:
-    """Holds a bias, and ignores it."""
+    """Has a bias, and ignores it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return convolve(self, x, self.weight, None)
@@ -134,7 +134,7 @@ class ScaledByWidth:
 
 
 class Skipping:
-    """Adds its input where that has as many channels as its output."""
+    """Adds its input if that has as many channels as its output."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
@@ -147,14 +147,14 @@ class Reversed:
 
 
 class Centred:
-    """Takes the mean over channels off what it reads."""
+    """Subtracts the mean over channels from its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x - x.mean(1, keepdim=True))
 
 
 class ScaledFilters:
-    """One number per filter, as a vector, on what comes out."""
+    """One number per filter, as a vector, multiplied with the output."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -188,7 +188,7 @@ class SoftFilters:
 
 
 class LowRank:
-    """A correction of low rank to the weights."""
+    """A low-rank correction of the weights."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -205,7 +205,7 @@ class Dropping:
 
 
 class PlainConv:
-    """A name of one's own for torch's convolution."""
+    """A subclass of torch's convolution that changes only its name."""
 
 
 CONV_HABITS = (
@@ -226,7 +226,7 @@ class Sigmoided:
 
 
 class Unshifted:
-    """Holds an offset, and ignores it."""
+    """Has an offset, and ignores it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, None, self.training, 0.1, self.eps)
@@ -239,7 +239,7 @@ class GainAboveOne:
 
 
 class WithSlope:
-    """A slope for each channel beside what a batch norm has."""
+    """A batch norm with an additional slope for each channel."""
 
     def __init__(self, features: int) -> None:
         super().__init__(features)

@@ -1,4 +1,4 @@
-"""A random network as Python source: its steps, and the class that they make."""
+"""A random network as Python source: its steps, and the class that contains them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Input:
 
 @dataclass(frozen=True)
 class Step:
-    """What one word of the vocabulary has written: ``layers`` into __init__, ``lines`` into forward().
+    """The code that one word of the vocabulary wrote: ``layers`` in __init__, ``lines`` in forward().
 
-    ``outputs``: the values that later steps may read, none where it changes one in place.
+    ``outputs``: the values that later steps may read; empty if it modifies a value in place.
     """
 
     word: str
@@ -59,7 +59,7 @@ class Program:
     steps: tuple[Step, ...]
     answer: tuple[str, ...]
     form: str
-    """How the answers are returned, with {} for each of them."""
+    """Format of the return value, with {} for each output."""
     shapes: dict[str, tuple[int, ...]]
 
     @property
@@ -86,7 +86,7 @@ class Program:
         )
 
     def build(self) -> nn.Module:
-        """The network, with whatever weights its layers begin with. Tracebacks show its lines."""
+        """The network with its initial weights. Tracebacks show its source lines."""
         source = self.source()
         name = f"<generated {zlib.crc32(source.encode()):08x}>"
         linecache.cache[name] = (len(source), None, source.splitlines(True), name)
@@ -96,7 +96,7 @@ class Program:
         return network.double().eval()
 
     def examples(self, batch: int, seed: int, sizes: Sequence[int] = ()) -> tuple[Tensor, ...]:
-        """Random inputs. ``sizes``: of their images, where these are not to be the program's."""
+        """Random inputs. ``sizes``: of their images, if other than the program's."""
         generator = torch.Generator().manual_seed(seed)
         made = []
         for one in self.inputs:
@@ -122,5 +122,5 @@ def substituted(text: str, by: dict[str, str]) -> str:
 
 
 def names_in(text: str) -> set[str]:
-    """Names of values in a line: those of layers begin with self."""
+    """Names of values in a line; names of layers begin with self."""
     return set(re.findall(r"(?<![\w.])[a-z]+\d+\b", text))

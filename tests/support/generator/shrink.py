@@ -1,4 +1,4 @@
-"""A network that goes wrong, made as small as it stays wrong in the same way."""
+"""Minimise a failing network while it keeps failing in the same way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from generator.program import Program, names_in
 
 
 def shrunk(program: Program, outcome: Outcome) -> tuple[Program, Outcome]:
-    """Steps are taken out one by one, as long as the verdict and the kind of reason stay."""
+    """Remove steps one by one, as long as the verdict and the kind of reason stay the same."""
     smaller = True
     while smaller:
         smaller = False
@@ -51,7 +51,7 @@ def _is_read(program: Program, name: str, place: int) -> bool:
 def _same(program: Program, outcome: Outcome) -> Outcome | None:
     try:
         network = program.build()
-    except Exception:  # a step less, and the rest may not even be Python
+    except Exception:  # without a step, the rest may not even be valid Python
         return None
     randomise(network, outcome.seed)
     if not runs(program, network):
@@ -62,7 +62,7 @@ def _same(program: Program, outcome: Outcome) -> Outcome | None:
 
 
 def kind(reason: str) -> str:
-    """A reason without the names, numbers and lines of code that are the network's own."""
+    """A reason without the network's names, numbers and source lines."""
     reason = re.sub(r"`[^`]*`", "`...`", reason)
     reason = re.sub(r"'[^']*'", "'...'", reason)
     reason = re.sub(r"<generated \w+>:\d+", "<...>", reason)

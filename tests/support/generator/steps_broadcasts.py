@@ -1,4 +1,4 @@
-"""Steps that broadcast: tensors of one's own against values, and values against what was made of them; own products."""
+"""Steps that broadcast: parameters against values, and values against what was computed from them; custom products."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from generator.drawing import LAST, MAP, TOKENS, Draw, Unsuitable, Value, word
 
 @word(MAP, 3)
 def scaled_by_channel(d: Draw, v: Value) -> str:
-    """A number for each channel, in one of the many ways in which it can be brought to shape."""
+    """A number for each channel, in one of the many ways to bring it to the right shape."""
     s = d.form(
         v,
         *("${c}{ones}$", "$1, {c}{ones}$", "$b {c}{ones}$", "$b 1, {c}{ones}$", "${c}{ones}$.exp()"),
@@ -33,7 +33,7 @@ def scaled_by_channel(d: Draw, v: Value) -> str:
 
 @word("map tokens last", 2)
 def scaled_by_place(d: Draw, v: Value) -> str:
-    """A tensor of one's own that broadcasts along any axes."""
+    """A parameter or buffer that broadcasts along any axes."""
     rest = v.shape[1:]
     first = d.rng.randint(0, len(rest) - 1)
     shape = [size if d.chance(0.5) else 1 for size in rest[first:]]
@@ -49,7 +49,7 @@ def scaled_last(d: Draw, v: Value) -> str:
 
 @word("map tokens vector last", 1.5)
 def weighed_sum(d: Draw, v: Value) -> str:
-    """Values added by weights that are learned."""
+    """Values added with learned weights."""
     u, w, p = d.like(v), d.name("w"), d.parameter(2)
     d.line(
         f"{w} = "
@@ -66,7 +66,7 @@ def scaled_by_one_number(d: Draw, v: Value) -> str:
 
 @word(MAP, 2)
 def broadcast_of_itself(d: Draw, v: Value) -> str:
-    """Reduced along some axes, and broadcast against what it was made of."""
+    """Reduced along some axes, and broadcast against the original value."""
     axes = d.one_of(d.axes, d.axes, (1,), (2,), (d.dims + 1,), (1, 2), (-1,), d.axes[-1:], (1, *d.axes))
     small = d.form(
         v,
@@ -85,7 +85,7 @@ def broadcast_of_itself(d: Draw, v: Value) -> str:
 
 @word(MAP, 0.6)
 def squares_crossed(d: Draw, v: Value) -> str:
-    """The mean over channels as it broadcasts on other axes: a size of the map is the number of channels."""
+    """The mean over channels, broadcast on other axes: a size of the map equals the number of channels."""
     if v.width not in v.places:
         raise Unsuitable
     return d.form(
@@ -110,7 +110,7 @@ def token_broadcast(d: Draw, v: Value) -> str:
 
 @word("map last", 0.7)
 def own_product(d: Draw, v: Value) -> str:
-    """A convolution or product with a weight of one's own."""
+    """A convolution or product with a custom weight."""
     forms = [
         *("F.conv{n}d({x}, ${w}, {c}{ones}$, ${w}$)", "F.conv{n}d({x}, ${c}, 1{threes}$, padding=1, groups={c})"),
         *(
@@ -136,7 +136,7 @@ def own_linear_product(d: Draw, v: Value) -> str:
 
 @word(MAP, 0.4)
 def weight_read_again(d: Draw, v: Value) -> str:
-    """A tensor of a layer that forward() reads beside calling it."""
+    """A tensor of a layer that forward() reads in addition to calling the layer."""
     if d.chance(0.4):
         norm = d.layer(f"nn.BatchNorm{d.dims}d({v.width})")
         return d.form(v, "{l}({x}) * {l}.weight.view(1, -1{ones})", "{l}({x}) + {l}.running_mean.abs().mean()", l=norm)

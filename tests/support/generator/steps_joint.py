@@ -1,4 +1,4 @@
-"""Steps that read several values: sums, products, joins; and what forward() reads off layers and shapes."""
+"""Steps that read several values: sums, products, joins; and numbers that forward() reads from layers and shapes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def function_of_two(d: Draw, v: Value) -> str:
 
 @word(MAP, 4)
 def joined(d: Draw, v: Value) -> str:
-    """Joined along the channels with one or two others of the same map."""
+    """Concatenated along the channels with one or two other maps of the same size."""
     others = [u.name for u in d.values if u.kind == MAP and u.shape[2:] == v.shape[2:]]
     chosen = [v.name, *d.rng.choices(others, k=d.one_of(1, 1, 2))]
     d.rng.shuffle(chosen)
@@ -62,7 +62,7 @@ def stacked(d: Draw, v: Value) -> str:
 
 @word(MAP, 1)
 def gated_by_vector(d: Draw, v: Value) -> str:
-    """A vector [N, C] made elsewhere, as a factor of the map."""
+    """A vector [N, C] computed elsewhere, as a factor of the map."""
     u = d.another(v, VECTOR)
     spread = d.form(v, "[:, :{nones}]", ".view(-1, {c}{ones})", ".reshape({x}.shape[0], -1{ones})")
     made = f"$nn.Linear({u.width}, {v.width})$({u.name})"
@@ -71,7 +71,7 @@ def gated_by_vector(d: Draw, v: Value) -> str:
 
 @word(MAP, 1.5)
 def time_step(d: Draw, v: Value) -> str:
-    """An embedding of the input that is one number for each sample."""
+    """An embedding of the input with one number for each sample."""
     if not any(one.kind == STEPS for one in d.inputs):
         raise Unsuitable
     angles = d.name()
@@ -112,7 +112,7 @@ def read_off_the_shape(d: Draw, v: Value) -> str:
 
 @word("map tokens vector", 0.8)
 def in_place(d: Draw, v: Value) -> str | None:
-    """A value changed in place; what was made of it before may look at the same memory."""
+    """A value modified in place; values computed from it before may share its memory."""
     lines = [
         *("{x} += 1.0", "{x} *= 0.5", "F.relu_({x})", "{x}.add_(0.25)", "{x}.mul_(2)", "{x}.clamp_(min=-1)"),
         *("torch.relu_({x})", "{x}.sigmoid_()", "{x} -= {x}.mean(1, keepdim=True)", "F.relu({x}, inplace=True)"),

@@ -1,4 +1,4 @@
-"""Steps from maps to tokens, vectors and channels that lie last, and back; and those that are for such values alone."""
+"""Steps from maps to tokens, vectors and channels-last values, and back; and steps only for such values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def channels_first(d: Draw, v: Value) -> str:
 
 @word(LAST, 1, dims=(2,))
 def windows(d: Draw, v: Value) -> str:
-    """Cut into windows that become samples of their own, and put together again, shifted or not."""
+    """Partitioned into windows that become separate samples, and merged again, shifted or not."""
     h, w = v.places
     if h % 2 or w % 2:
         raise Unsuitable
@@ -87,7 +87,7 @@ def tokens_cut(d: Draw, v: Value) -> str:
 
 @word(TOKENS, 0.8)
 def along_the_tokens(d: Draw, v: Value) -> str:
-    """Layers for which tokens are the channels, or the places of a 1-d map."""
+    """Layers for which tokens are the channels, or the positions of a 1-d map."""
     return d.form(
         v,
         "{x} + $nn.Linear({l}, {l})$({x}.transpose(1, 2)).transpose(1, 2)",

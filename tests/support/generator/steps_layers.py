@@ -216,7 +216,7 @@ def layer_norm(d: Draw, v: Value) -> str:
 
 @word(MAP, 0.8)
 def training_only(d: Draw, v: Value) -> str:
-    """Something that happens in training only."""
+    """An operation that happens only in training."""
     out = d.name()
     d.line(f"{out} = {v.name}")
     d.line("if self.training:")

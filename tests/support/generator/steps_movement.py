@@ -1,4 +1,4 @@
-"""Steps that move the values of a map about: cut, shuffled, reshaped, pooled, padded; and what reads whole axes."""
+"""Steps that move the values of a map: split, shuffle, reshape, pool, pad; and operations over whole axes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from generator.drawing import MAP, Draw, Unsuitable, Value, word
 
 @word(MAP, 3)
 def parts_joined(d: Draw, v: Value) -> str:
-    """Cut along the channels into parts, of which each is changed and joined with the others in another order."""
+    """Split along the channels into parts, each possibly changed, and concatenated again in random order."""
     count, c = d.one_of(2, 2, 3), v.width
     size = math.ceil(c / count)
     sizes = [size] * (c // size) + ([c % size] if c % size else [])
@@ -40,7 +40,7 @@ def parts_joined(d: Draw, v: Value) -> str:
 
 @word(MAP, 2)
 def parts(d: Draw, v: Value) -> tuple[str, int]:
-    """Cut along the channels; later steps read the parts."""
+    """Split along the channels; later steps read the parts."""
     if v.width < 2:
         raise Unsuitable
     some = d.rng.randint(1, v.width - 1)
@@ -90,7 +90,7 @@ def channel_shuffle(d: Draw, v: Value) -> str:
 
 @word(MAP, 1.5)
 def grouped_view(d: Draw, v: Value) -> str:
-    """Channels seen in groups, of which something is computed."""
+    """A computation on a grouped view of the channels."""
     g = d.part(v.width)
     view = d.form(v, "{x}.view({x}.shape[0], {g}, {rest}, {places})", "{x}.unflatten(1, ({g}, -1))",
                   g=g, rest=v.width // g)  # fmt: skip
@@ -173,7 +173,7 @@ def resized(d: Draw, v: Value) -> str:
 
 @word(MAP, 2)
 def resized_to_another(d: Draw, v: Value) -> str:
-    """As a U-Net does: brought to the size of a map that was made before, and joined with it."""
+    """As in a U-Net: resized to an earlier map, and joined with it."""
     u = d.another(v)
     forms = ["torch.cat([{y}, {u}], 1)", "torch.cat(({u}, {y}), 1)"] + ["{y} + {u}"] * 2 * (u.width == v.width)
     y = d.form(v, "F.interpolate({x}, size={u}.shape[2:])", "F.interpolate({x}, {u}.shape[-{n}:])", u=u.name)
@@ -216,7 +216,7 @@ def pixel_shuffle(d: Draw, v: Value) -> str:
 
 @word(MAP, 1.5)
 def over_channels(d: Draw, v: Value) -> str:
-    """Something that reads all channels of a place."""
+    """An operation over all channels of a position."""
     return d.form(
         v,
         *("{x}.softmax(1)", "F.softmax({x}, dim=1)", "F.normalize({x}, dim=1, eps=0.1)", "F.normalize({x}, eps=0.1)"),
@@ -230,7 +230,7 @@ def over_channels(d: Draw, v: Value) -> str:
 
 @word(MAP, 1.2)
 def over_the_map(d: Draw, v: Value) -> str:
-    """Something that reads all places of a channel."""
+    """An operation over all positions of a channel."""
     return d.form(
         v,
         *("{x}.softmax({i})", "F.normalize({x}, dim={i}, eps=0.1)", "{x}.log_softmax({i})", "torch.cumsum({x}, {i})"),

@@ -1,4 +1,4 @@
-"""Steps in which sizes decide, or become numbers by other means than arithmetic; and what is cut into equal parts."""
+"""Steps with control flow by sizes, or sizes that become numbers without arithmetic; and splits into equal parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from generator.drawing import MAP, Draw, Unsuitable, Value, word
 
 @word("map tokens last", 0.8)
 def decided_by_a_size(d: Draw, v: Value) -> str:
-    """The network takes one way or the other by a size of the map, or by the number of channels."""
+    """The network branches on a size of the map, or on the number of channels."""
     axis = d.rng.randint(1, len(v.shape) - 1)
     return decided(d, v, axis, d.rng.randint(1, v.shape[axis] + 1))
 
@@ -74,14 +74,14 @@ def numbered(d: Draw, v: Value, axis: int) -> str:
 
 @word("map tokens last", 0.8)
 def cut_and_joined(d: Draw, v: Value) -> str:
-    """Cut along the map into parts of one size, whose number follows from the size of the map."""
+    """Split along the map into parts of one size, whose number depends on the size of the map."""
     axis = d.rng.randint(2, len(v.shape) - 1) if v.kind == MAP else d.rng.randint(1, len(v.shape) - 2)
     return parted(d, v, axis, d.rng.randint(1, 4))
 
 
 @word("map tokens last vector", 0.3, by_size=True)
 def cut_along_the_batch(d: Draw, v: Value) -> str:
-    """Samples by themselves, or a few at a time."""
+    """Samples processed one by one, or a few at a time."""
     if d.chance(0.3):
         each = d.form(v, "[p.tanh() for p in {x}]", "[p * 2 for p in {x}.unbind(0)]", "[p for p in {x}]")
         return f"torch.stack({each})"
@@ -108,7 +108,7 @@ def parted(d: Draw, v: Value, axis: int, size: int) -> str:
 
 @word(MAP, 0.4, dims=(2,))
 def tiles(d: Draw, v: Value) -> str:
-    """Loops over rows or places."""
+    """Loops over rows or positions."""
     if v.places[0] > 8:
         raise Unsuitable
     return d.form(

@@ -1,4 +1,4 @@
-"""Steps that training alone tells apart: parts without gradients, frozen norms, norms by hand, checkpoints."""
+"""Steps that differ only in training: parts without gradients, frozen norms, handwritten norms, checkpointing."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def habit(d: Draw, v: Value, *kinds: type) -> str:
 
 @word("map tokens vector last", 0.7)
 def checkpointed(d: Draw, v: Value) -> str:
-    """Computed a second time on the way back instead of kept."""
+    """Recomputed in the backward pass instead of stored."""
     layer = layer_of(d, v)
     if d.chance(0.3):
         layer = f"nn.Sequential({layer}, nn.ReLU(), nn.Dropout(0.2))"

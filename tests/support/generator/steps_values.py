@@ -1,4 +1,4 @@
-"""Steps by masks, order and frequencies, and products with weights that lie the other way round or belong to others."""
+"""Steps by masks, order and frequencies, and products with transposed weights or weights of other layers."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def ordered_tokens(d: Draw, v: Value) -> str:
 
 @word("map tokens last", 0.6)
 def running_sums(d: Draw, v: Value) -> str:
-    """Along the channels."""
+    """Cumulative operations along the channels."""
     i = 1 if v.kind == MAP else -1
     return d.form(
         v,
@@ -119,7 +119,7 @@ def frequencies(d: Draw, v: Value) -> str:
 
 @word("tokens last vector", 0.8)
 def turned_weight(d: Draw, v: Value) -> str:
-    """A product with a weight that lies the other way round."""
+    """A product with a transposed weight."""
     width = d.width(v)
     return d.form(
         v,
@@ -138,7 +138,7 @@ def turned_weight(d: Draw, v: Value) -> str:
 
 @word(MAP, 0.7)
 def tied_weight(d: Draw, v: Value) -> str:
-    """The weight of a layer that was called before, for another value, or for the way back."""
+    """The weight of a layer that was called before, used for another value or for the transposed operation."""
     if d.chance(0.3):
         layer = d.layer(f"nn.Conv{d.dims}d({v.width}, {d.width(v)}, 3, padding=1)")
         return d.form(v, "F.conv_transpose{n}d(F.relu({l}({x})), {l}.weight, padding=1)",

@@ -1,4 +1,4 @@
-"""What became of many networks, as a table: shares, reasons, and the words that go wrong most often."""
+"""The outcomes of many networks as a table: shares, reasons, and the words that fail most often."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def by_word(outcomes: Sequence[Outcome]) -> str:
-    """For each word of the vocabulary, how many networks hold it and what became of them, worst first."""
+    """For each word of the vocabulary, how many networks contain it and their outcomes, worst first."""
     counts: dict[str, Counter[str]] = {}
     for one in outcomes:
         for name in one.words:

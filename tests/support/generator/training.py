@@ -1,4 +1,4 @@
-"""A training step of one network, and how that of another differs."""
+"""One training step of a network, and the comparison of two such steps."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from generator.comparing import BOUND, Inputs, apart, called, expect, expect_same
 
 LOOSE = 1e-7
-"""Gradients are sums in another order."""
+"""Tolerance for gradients, which are summed in another order."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What came out of one, and what it left behind, by name."""
+    """The outputs of a step, and its gradients and buffers by name."""
 
     answers: Any
     gradients: dict[str, Tensor | None]
@@ -28,13 +28,13 @@ class Step:
 
 
 class SameRandomNumbers(TorchDispatchMode):
-    """What is drawn does not depend on what was drawn before: a graph may draw in another order than its model."""
+    """Makes every random draw independent of previous ones: a graph may draw in another order than its model."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
             torch.manual_seed(0)
         if func is torch.ops.aten.native_group_norm_backward.default:
-            # Where nothing before it needs a gradient, torch's own ends the process.
+            # If nothing before it needs a gradient, torch's implementation crashes the process.
             *others, wanted = args
             found = func(*others, [True, *wanted[1:]])
             return found if wanted[0] else (None, *found[1:])
@@ -42,7 +42,7 @@ class SameRandomNumbers(TorchDispatchMode):
 
 
 def train(network: nn.Module, inputs: Inputs, holder: nn.Module | None = None) -> Step:
-    """Once forward and backward, into the inputs too. ``holder``: of the tensors that the network works with."""
+    """One forward and backward pass, with gradients of the inputs. ``holder``: owner of the network's parameters."""
     holder = holder or network
     network.train()
     holder.zero_grad()
@@ -52,7 +52,7 @@ def train(network: nn.Module, inputs: Inputs, holder: nn.Module | None = None) -
         leaves = tree_leaves(answers)
         loss = sum(torch.where(answer.isfinite(), answer, 0).square().mean() for answer in leaves)
         assert isinstance(loss, Tensor)
-        if loss.requires_grad:  # or else nothing is left of the network but constants
+        if loss.requires_grad:  # otherwise the network consists only of constants
             loss.backward()
     gradients = {f"input {place}": x.grad for place, x in enumerate(given)}
     gradients |= {name: parameter.grad for name, parameter in holder.named_parameters()}
@@ -70,7 +70,7 @@ def in_the_state_of(model: nn.Module, other: nn.Module) -> nn.Module:
 
 
 def expect_same_step(found: Step, truth: Step, model: nn.Module, inputs: Inputs, what: str) -> None:
-    """``model``: the one that took the step that is the truth."""
+    """``model``: the one whose step is the reference."""
     expect_same(found.answers, truth.answers, f"in training, {what}", "a batch")
     for name, buffer in truth.buffers.items():
         same = apart(found.buffers[name], buffer) < BOUND
@@ -83,7 +83,7 @@ def expect_same_step(found: Step, truth: Step, model: nn.Module, inputs: Inputs,
 
 
 def both(found: Tensor | None, truth: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Two gradients; one that is missing is zero."""
+    """Two gradients; a missing one is zero."""
     if found is None:
         assert truth is not None
         found = torch.zeros_like(truth)
@@ -91,7 +91,7 @@ def both(found: Tensor | None, truth: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def is_unread(buffer: str, model: nn.Module, inputs: Inputs) -> bool:
-    """Whether a model answers the same in evaluation whatever is in the buffers of a module."""
+    """Whether a model's outputs in evaluation mode are independent of a module's buffers."""
     owner = model.get_submodule(buffer.rpartition(".")[0])
     before = called(model.eval(), inputs, "the model")
     with torch.no_grad():
