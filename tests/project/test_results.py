@@ -31,7 +31,7 @@ def pruned_to(params: int, record: list[Line]) -> list[Line]:
 def begun_with(setting: str, record: list[Line]) -> list[Line]:
     """The same run without its warm-up, given a file on the command line."""
     start = {**record[0], "command": f"{record[0]['command']} --set schedule.warmup=0 --set {setting}"}
-    start["recipe"] = {**start["recipe"], "distill": {"teacher": "of one's own" if "teacher" in setting else None}}
+    start["recipe"] = {**start["recipe"], "distill": {"teacher": "given" if "teacher" in setting else None}}
     record[-1]["dense"]["trained"] = "as given"
     return [start, *(event for event in record[1:] if event.get("phase") != "warmup")]
 

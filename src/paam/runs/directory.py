@@ -41,6 +41,8 @@ CONTROL_FILE = "control.safetensors"
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
 WRITTEN = (RECORD_FILE, RECIPE_FILE, DENSE_FILE, CONTROL_FILE, PLAN_FILE, WEIGHTS_FILE, REPORT_FILE, PROGRESS_FILE)
+GIVEN = "given"
+"""Stands in a record's recipe for a file whose location does not matter."""
 OWN_FILES = {LOG_FILE, *WRITTEN, *EXPORTS.values(), CHECKPOINTS, TENSORBOARD, LOCK_FILE}
 REPLACED = "replaced"
 """The one event of a record whose run is being overwritten."""
@@ -176,8 +178,8 @@ def portable(recipe: Recipe) -> dict[str, Any]:
     """
     tree: dict[str, Any] = json.loads(json.dumps(recipe_to_tree(recipe)))
     del tree["data"]["directory"], tree["data"]["workers"]
-    tree["model"]["weights"] = None if recipe.model.weights is None else "of one's own"
-    tree["distill"]["teacher"] = None if recipe.distill.teacher is None else "of one's own"
+    tree["model"]["weights"] = None if recipe.model.weights is None else GIVEN
+    tree["distill"]["teacher"] = None if recipe.distill.teacher is None else GIVEN
     if recipe.target.widths is not None:
         plan = Plan.read(Path(recipe.target.widths))
         digest = hashlib.sha256(json.dumps(plan.counts, sort_keys=True).encode()).hexdigest()[:12]
