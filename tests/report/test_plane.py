@@ -157,6 +157,25 @@ def test_what_differs_in_more_than_pruning_is_no_control():
     assert control_of(run, [run, *others, control()]) is not None
 
 
+@pytest.mark.parametrize(
+    ("section", "change"),
+    [("finetune", {"lr": 9.0}), ("weight", {"lr": 9.0}), ("distill", {"weight": 0.7}), ("data", {"mixup": 1.0})],
+)
+def test_what_is_trained_otherwise_is_no_control(section, change):
+    run, other = pruned("run"), control()
+    assert control_of(run, [run, other]) is other
+    other.start.recipe[section] = {**other.start.recipe.get(section, {}), **change}
+    assert control_of(run, [run, other]) is None
+
+
+@pytest.mark.parametrize("damage", [None, 3, [], "text"])
+def test_damaged_sections_of_recipes_have_no_control_and_break_no_page(damage):
+    run, other = pruned("run"), control()
+    for section in ("finetune", "weight", "distill"):
+        other.start.recipe[section] = damage
+    assert "run" in page([run, other])
+
+
 def test_a_control_of_some_seeds_says_of_which():
     runs = [pruned("run-seed0"), pruned("run-seed1", seed=1), control()]
     assert row(families(runs)[0], runs)[2].shown == "−2.50 points (seed 0)"

@@ -33,7 +33,8 @@ def _is_control(other: Facts, run: Facts) -> bool:
 
 def _training(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Training settings after warm-up: these must be equal except for pruning."""
-    sections = {name: dict(recipe.get(name, {})) for name in ("weight", "finetune", "distill", "data")}
+    found = {name: recipe.get(name) for name in ("weight", "finetune", "distill", "data")}
+    sections = {name: dict(section) if isinstance(section, Mapping) else {} for name, section in found.items()}
     for location in ("directory", "workers", "memory"):
         sections["data"].pop(location, None)
     sections["distill"].pop("teacher", None)
